@@ -1,0 +1,19 @@
+"""The command ``fp8``: a group of subcommands, each in a module of `fp8.commands`."""
+
+from __future__ import annotations
+
+import click
+
+from fp8.commands.diff import diff
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fp8", prog_name="fp8")
+def main() -> None:
+    """Judge float8 training stacks: may this one be trusted, and may we upgrade it?
+
+    The tests themselves run with pytest; `pytest --help` lists their options under "fp8".
+    """
+
+
+main.add_command(diff)

@@ -1,0 +1,121 @@
+"""``fp8 diff``: what changed between two records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+    from fp8.testing.diffing import Difference
+    from fp8.testing.records import Record
+
+
+class _UnusableFileError(click.ClickException):
+    """Not 1, which is a verdict."""
+
+    exit_code = 2
+
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("old", type=_FILE, metavar="OLD.json")
+@click.argument("new", type=_FILE, metavar="NEW.json")
+@click.pass_context
+def diff(context: click.Context, old: Path, new: Path) -> NoReturn:
+    r"""Compare two records that pytest wrote with --fp8-record.
+
+    Hashes, byte counts, counts and texts must be the same; SQNRs may differ by less than
+    0.01 dB, which is what two correct implementations differ by. A measurement or a law that
+    only OLD has counts as a change; one that only NEW has does not. Differences of the
+    environment are shown first and are not judged.
+
+    \b
+    Exit status:
+      0  nothing changed
+      1  something changed or is missing
+      2  a file can't be used
+    """
+    from rich.console import Console
+
+    from fp8.testing.diffing import compare
+
+    difference = compare(_load(old), _load(new))
+    _show(Console(), difference)
+    context.exit(0 if difference.same else 1)
+
+
+def _load(path: Path) -> Record:
+    from fp8.testing.records import RecordError, load_record
+
+    try:
+        return load_record(path)
+    except RecordError as error:
+        raise _UnusableFileError(str(error)) from error
+
+
+def _show(console: Console, difference: Difference) -> None:
+    """Environment first, since it may explain the rest; then what is judged."""
+    _table(
+        console,
+        "environment",
+        ("", "old", "new"),
+        [(e.name, e.old or "-", e.new or "-") for e in difference.environment],
+    )
+    _table(
+        console,
+        "changed",
+        ("target", "test", "measurement", "kind", "old", "new"),
+        [(c.target, c.test, c.name, c.kind, c.old, c.new) for c in difference.changed],
+    )
+    _table(
+        console,
+        "missing: only in the old record",
+        ("target", "test", "measurement"),
+        difference.missing,
+    )
+    _table(
+        console,
+        "no longer checked: laws that only the old run compared for",
+        ("target", "law"),
+        difference.unchecked,
+    )
+    _table(
+        console,
+        "new: only in the new record",
+        ("target", "test", "measurement"),
+        difference.added,
+    )
+    verdict = "PASS" if difference.same else "CHANGED"
+    console.print(
+        f"{verdict}: {difference.unchanged} unchanged, {len(difference.changed)} changed, "
+        f"{len(difference.missing)} missing, {len(difference.added)} new, "
+        f"{len(difference.unchecked)} laws no longer checked",
+        style="bold green" if difference.same else "bold red",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _table(
+    console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+) -> None:
+    """A table whose cells are folded, never cut off; nothing when there are no rows."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        # escaped: the brackets of a test's parameters look like rich's markup
+        table.add_row(*map(escape, row))
+    if table.row_count:
+        console.print(table)

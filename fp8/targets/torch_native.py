@@ -1,0 +1,166 @@
+"""torch's own operators as a target: casts and scaled products; it has neither amax nor layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from packaging.version import Version
+from torch import Tensor
+from torch.nn import functional
+
+from fp8.formats import E4M3FN, E5M2, FORMATS, Format
+from fp8.quantize import HIGH_PRECISION, Operand, Quantized
+from fp8.scaling import (
+    BLOCK_1X128,
+    BLOCK_128X128,
+    ROWWISE,
+    SCALE_RULES,
+    TENSORWISE,
+    Granularity,
+)
+from fp8.targets.base import Capabilities, Policy
+from fp8.targets.reference import torch_accumulation
+
+#: e4m3fn overflow and infinity became NaN before this version and +-448 since: pytorch#178817
+_SATURATES_SINCE = Version("2.12.dev0")
+#: cuBLASLt takes K and N in multiples of 16 (ScaledBlas.cpp); the CPU kernel takes any
+_CUDA_ALIGNMENT = 16
+#: cuBLASLt reads the 128x128 scales along the contraction, in columns of a multiple of 4 blocks
+_BLOCKS_PER_COLUMN = 4
+
+_GranularityPair = tuple[Granularity, Granularity]
+_FLAT: tuple[_GranularityPair, ...] = ((TENSORWISE, TENSORWISE), (ROWWISE, ROWWISE))
+_BLOCKWISE: tuple[_GranularityPair, ...] = (
+    (BLOCK_1X128, BLOCK_128X128),
+    (BLOCK_128X128, BLOCK_1X128),
+    (BLOCK_1X128, BLOCK_1X128),
+)
+
+
+@dataclass
+class TorchTarget:
+    """`Tensor.to`, `torch._scaled_mm` and `torch.nn.functional.scaled_mm`, with nothing around."""
+
+    device: torch.device
+    name: str = "torch"
+    policy: Policy = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.policy = Policy(
+            overflow=_overflow(Version(torch.__version__)),
+            bias_rounding="before",
+            accumulation=torch_accumulation(self.device),
+        )
+
+    def capabilities(self) -> Capabilities:
+        """What this torch multiplies on the device."""
+        cuda = self.device.type == "cuda"
+        # CUDA adds a bias to 16-bit outputs only, and its rowwise and blockwise kernels were not
+        # seen to write float16.
+        return Capabilities(
+            formats=frozenset(FORMATS),
+            products=self._products(),
+            dtypes=frozenset((torch.bfloat16, torch.float32) if cuda else HIGH_PRECISION),
+            bias_dtypes=frozenset((torch.bfloat16,) if cuda else HIGH_PRECISION),
+            alignment=_CUDA_ALIGNMENT if cuda else 1,
+        )
+
+    def _products(self) -> frozenset[tuple[Operand, Operand]]:
+        if self.device.type == "cuda":
+            capability = torch.cuda.get_device_capability(self.device)
+            if capability < (8, 9):
+                return frozenset()
+            formats: tuple[tuple[Format, Format], ...] = (
+                (E4M3FN, E4M3FN),
+                (E5M2, E4M3FN),
+                (E4M3FN, E5M2),
+            )
+            blockwise = capability[0] == 9 and hasattr(functional, "scaled_mm")
+            granularities = _FLAT + (_BLOCKWISE if blockwise else ())
+        else:
+            elements = [f for f in FORMATS.values() if f.mantissa_bits > 0]
+            formats = tuple(product(elements, elements))
+            granularities = _FLAT
+        # The rule made the scale; a product does not know it.
+        return frozenset(
+            (Operand(a, left, rule), Operand(b, right, rule))
+            for (a, b), (left, right) in product(formats, granularities)
+            for rule in SCALE_RULES.values()
+        )
+
+    def cast(self, x: Tensor, format: Format) -> Tensor:
+        """torch's own conversion: see the policy for its overflow."""
+        return x.to(format.dtype)
+
+    def scaled_mm(
+        self,
+        a: Quantized,
+        b: Quantized,
+        *,
+        bias: Tensor | None,
+        out_dtype: torch.dtype,
+        accumulation: str,
+    ) -> Tensor:
+        """a (M, K) . b (N, K)^T + bias, in `out_dtype`; torch's errors come through as they are."""
+        pair = (a.operand.granularity, b.operand.granularity)
+        fast = accumulation == "fast"
+        if pair in _FLAT and hasattr(torch, "_scaled_mm"):
+            return torch._scaled_mm(  # noqa: SLF001 - the only name that every version has
+                a.codes,
+                b.codes.t(),
+                scale_a=a.scale,
+                scale_b=b.scale.t(),
+                bias=bias,
+                out_dtype=out_dtype,
+                use_fast_accum=fast,
+            )
+        out: Tensor = functional.scaled_mm(
+            a.codes,
+            b.codes.t(),
+            scale_a=_functional_scale(a),
+            scale_recipe_a=_scaling_type(pair[0]),
+            scale_b=_functional_scale(b) if pair[1] != ROWWISE else b.scale.t(),
+            scale_recipe_b=_scaling_type(pair[1]),
+            bias=bias,
+            output_dtype=out_dtype,
+            use_fast_accum=fast,
+        )
+        return out
+
+
+def _overflow(version: Version) -> dict[str, str]:
+    return {
+        "e4m3fn": "saturate" if version >= _SATURATES_SINCE else "nan",
+        "e5m2": "inf",
+        "e4m3fnuz": "nan",
+        "e5m2fnuz": "nan",
+        "e8m0fnu": "nan",
+    }
+
+
+def _scaling_type(granularity: Granularity) -> functional.ScalingType:
+    return {
+        TENSORWISE: functional.ScalingType.TensorWise,
+        ROWWISE: functional.ScalingType.RowWise,
+        BLOCK_1X128: functional.ScalingType.BlockWise1x128,
+        BLOCK_128X128: functional.ScalingType.BlockWise128x128,
+    }[granularity]
+
+
+def _functional_scale(operand: Quantized) -> Tensor:
+    """The scales as `functional.scaled_mm` wants them to lie (ScaledBlas.cpp, "Restrictions")."""
+    scale = operand.scale
+    if operand.operand.granularity == BLOCK_1X128:
+        # (rows, blocks) with strides (1, rows).
+        return scale.t().contiguous().t()
+    if operand.operand.granularity == BLOCK_128X128:
+        # (blocks along K, rounded up to a multiple of 4; blocks of rows), K's blocks adjacent.
+        return functional.pad(scale, (0, -scale.shape[1] % _BLOCKS_PER_COLUMN)).t()
+    return scale
+
+
+def target(device: torch.device) -> TorchTarget:
+    """The target `torch`."""
+    return TorchTarget(device)

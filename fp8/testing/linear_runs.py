@@ -1,0 +1,77 @@
+"""Running a target's linear layer, forward and backward, on drawn operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fp8.testing.strategies import Array, LinearArrays, as_tensor
+
+if TYPE_CHECKING:
+    from fp8.targets.base import Target
+
+
+@dataclass(frozen=True)
+class LinearRun:
+    """What a layer gave: y (M, N), dx (M, K), dw (N, K), db (N,); None where there is none."""
+
+    y: Tensor
+    dx: Tensor | None
+    dw: Tensor | None
+    db: Tensor | None
+
+
+def make_layer(
+    target: Target, recipe: str, weight: Array, bias: Array | None, dtype: str
+) -> nn.Module:
+    """A converted nn.Linear that holds these values: weight (N, K), bias (N,) or None."""
+    rows, columns = weight.shape
+    layer = nn.Linear(
+        columns, rows, bias is not None, device=target.device, dtype=getattr(torch, dtype)
+    )
+    with torch.no_grad():
+        layer.weight.copy_(as_tensor(weight, dtype, target.device))
+        if bias is not None:
+            layer.bias.copy_(as_tensor(bias, dtype, target.device))
+    # In a container, since what is converted in place needs a parent.
+    return target.convert(nn.Sequential(layer), recipe)
+
+
+def run_linear(
+    target: Target,
+    recipe: str,
+    operands: LinearArrays,
+    dtype: str,
+    *,
+    layout: str = "contiguous",
+    leading: tuple[int, ...] | None = None,
+) -> LinearRun:
+    """One forward and backward pass of a converted layer.
+
+    layout: how x and grad_output lie in memory. leading: the leading dimensions of x, whose product
+    is M; (M,) by default.
+    """
+    layer = make_layer(target, recipe, operands.w, operands.bias, dtype)
+    x = as_tensor(operands.x, dtype, target.device, layout)
+    g = as_tensor(operands.g, dtype, target.device, layout)
+    shape = (x.shape[0],) if leading is None else leading
+    return run_layer(layer, x.unflatten(0, shape), g.unflatten(0, shape))
+
+
+def run_layer(layer: nn.Module, x: Tensor, g: Tensor) -> LinearRun:
+    """y and the gradients of `layer` at x (..., K) and grad_output g (..., N), as matrices."""
+    layer.zero_grad(set_to_none=True)
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    y.backward(g.to(y.dtype))
+    parameters = dict(layer.named_parameters())
+
+    def grad(name: str) -> Tensor | None:
+        owner = next((p for n, p in parameters.items() if n.split(".")[-1] == name), None)
+        return None if owner is None else owner.grad
+
+    assert x.grad is not None
+    return LinearRun(y.detach().flatten(0, -2), x.grad.flatten(0, -2), grad("weight"), grad("bias"))

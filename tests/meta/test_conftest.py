@@ -1,0 +1,111 @@
+"""The project's own conftest: the folder decides the marker, and what runs when nobody asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Run = Callable[..., pytest.RunResult]
+
+DRAWS = """
+from hypothesis import given, settings, strategies as st
+drawn = []
+@given(n=st.integers(0, 10**9))
+def test_draws(n, fp8_seed):
+    drawn.append(n)
+def test_shows(fp8_seed):
+    default = settings.default
+    print("seen:", default.max_examples, default.derandomize, fp8_seed, len(drawn), hash(tuple(drawn)))
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> Run:
+    """Run pytest in a copy of this project's settings with tests of its own.
+
+    In a process of its own: the conftest sets Hypothesis's profile for the whole process.
+    """
+    ini = (pytestconfig.rootpath / "pyproject.toml").read_text(encoding="utf-8")
+    pytester.path.joinpath("pyproject.toml").write_text(ini, encoding="utf-8")
+    pytester.path.joinpath("expectations.toml").write_text("schema = 1\n", encoding="utf-8")
+    pytester.makeconftest((pytestconfig.rootpath / "conftest.py").read_text(encoding="utf-8"))
+    # a target without torch: these tests are about the conftest
+    pytester.makepyfile(fake="target = type('Fake', (), {})()")
+
+    def project(*args: str) -> pytest.RunResult:
+        return pytester.runpytest_subprocess("-o", "fp8_target=fake:target", *args)
+
+    return project
+
+
+def add(pytester: pytest.Pytester, path: str, source: str = "def test_it():\n    pass\n") -> None:
+    file = pytester.path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source, encoding="utf-8")
+
+
+@pytest.fixture
+def one_of_each(pytester: pytest.Pytester) -> None:
+    for folder in ("numerics", "compile", "perf", "meta"):
+        add(pytester, f"tests/{folder}/test_{folder}.py")
+    slow = "import pytest\n@pytest.mark.slow\ndef test_it():\n    pass\n"
+    add(pytester, "tests/numerics/deep/test_slow.py", slow)
+
+
+@pytest.mark.usefixtures("one_of_each")
+@pytest.mark.parametrize(
+    ("args", "ran"),
+    [
+        ([], {"numerics", "compile", "meta"}),
+        (["-m", "numerics"], {"numerics"}),
+        (["-m", "perf"], {"perf"}),
+        (["-m", "not compile"], {"numerics", "meta"}),
+        (["-m", "numerics or slow"], {"numerics", "slow"}),
+        (["-m", "slow"], {"slow"}),
+        (["-m", "not perf"], {"numerics", "compile", "meta"}),
+        (["--fp8-profile=nightly"], {"numerics", "compile", "meta", "slow"}),
+        (["--fp8-profile=nightly", "-m", "not slow"], {"numerics", "compile", "meta"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_runs(project: Run, args: list[str], ran: set[str]) -> None:
+    result = project("-v", *args)
+    assert result.ret == 0
+    passed = [line for line in result.outlines if "PASSED" in line]
+    assert {line.split("test_")[1].partition(".py")[0] for line in passed} == ran
+
+
+@pytest.mark.parametrize("path", ["tests/test_lost.py", "tests/other/test_lost.py"])
+def test_a_test_outside_the_folders_is_an_error(
+    project: Run, pytester: pytest.Pytester, path: str
+) -> None:
+    add(pytester, path)
+    add(pytester, "tests/meta/test_meta.py")
+    result = project()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [f"ERROR: {path}::test_it: tests are in tests/{{numerics,compile,perf,meta}}, nowhere else"]
+    )
+
+
+def test_profiles_and_seeds(project: Run, pytester: pytest.Pytester) -> None:
+    add(pytester, "tests/meta/test_draws.py", DRAWS)
+
+    def seen(*args: str) -> list[str]:
+        result = project("-s", *args)
+        result.assert_outcomes(passed=2)
+        return next(line for line in result.outlines if "seen: " in line).split("seen: ")[1].split()
+
+    quick = seen("--fp8-profile=quick")
+    assert quick[:4] == ["8", "True", "0", "8"]
+    assert seen("--fp8-profile=quick") == quick
+    assert seen()[:4] == ["40", "True", "0", "40"]
+    seeded = seen("--fp8-profile=quick", "--fp8-seed=5")
+    assert seeded[:4] == ["8", "False", "5", "8"]
+    assert seen("--fp8-profile=quick", "--fp8-seed=5") == seeded
+    drawn = {quick[4], seeded[4], seen("--fp8-profile=quick", "--fp8-seed=6")[4]}
+    assert len(drawn) == 3

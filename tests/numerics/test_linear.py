@@ -1,0 +1,226 @@
+"""The linear layer's output and gradients: exact arithmetic, the tight bound, paired quality.
+
+Each of y, dX, dW and db is judged on its own, against float64 arithmetic on the oracle's codes and
+scales. Gradients flow from a random grad_output: `.sum()` would make it all ones, which float8
+holds exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8.testing import oracle
+from fp8.testing.bounds import expected, product_bound
+from fp8.testing.linear_runs import LinearRun, run_linear
+from fp8.testing.strategies import (
+    DTYPES,
+    LAYOUTS,
+    MAGNITUDES,
+    VALUES,
+    LinearArrays,
+    LinearCase,
+    arrays,
+    as_tensor,
+    exact_arrays,
+    examples,
+    linear_cases,
+    shapes,
+)
+
+RECIPES = tuple(oracle.RECIPES)
+#: result -> the product of the recipe that makes it
+PRODUCTS = {"y": "output", "dx": "grad_input", "dw": "grad_weight"}
+#: values whose running sum stays near zero: fast accumulation on same-sign data has its own law
+MIXED_SIGN = tuple(name for name in VALUES if name != "positive")
+#: values of which many make up a row: where one dominates, as in a lognormal, the way that one
+#: rounds to bfloat16 moves the row's SQNR
+MANY_A_ROW = tuple(name for name in MIXED_SIGN if name not in ("lognormal", "wide"))
+
+
+@pytest.fixture
+def recipe_of(target, recipe, judge):
+    judge.require(recipe in target.capabilities().recipes, f"convert: no recipe {recipe}")
+    return recipe
+
+
+def contraction(case, name: str) -> int:
+    return {"y": case.K, "dx": case.N, "dw": case.M, "db": case.M}[name]
+
+
+def accumulation(target, recipe: str, name: str) -> str:
+    """The model of the sum that made a result."""
+    if name == "db":
+        return "float32"
+    a, _, mode = oracle.RECIPES[recipe][PRODUCTS[name]]
+    if a is None:
+        # torch.mm keeps a float32 accumulator for every dtype.
+        return "float32"
+    return target.policy.accumulation[mode]
+
+
+def judge_tight(judge, target, case: LinearCase, recipe: str, run: LinearRun, exact) -> None:
+    """Each result within its bound of float64 arithmetic on the oracle's codes."""
+    for name, law in (("y", "P05"), ("dx", "P08"), ("dw", "P08"), ("db", "P08")):
+        want = getattr(exact, name)
+        if want is None:
+            judge.true(law, f"{name} absent", getattr(run, name) is None, "nn.Linear gives None")
+            continue
+        bound = product_bound(
+            want.value,
+            want.magnitude,
+            contraction(case, name),
+            case.dtype,
+            accumulation(target, recipe, name),
+        )
+        if name == "y" and case.bias and target.policy.bias_rounding == "after":
+            # The product was rounded once before the bias: another half ulp of the product.
+            bound = bound + oracle.unit_roundoff(case.dtype) * want.magnitude
+        value = expected(want.value, case.dtype)
+        judge.bound(law, f"{name} tight", getattr(run, name), value, bound)
+
+
+def judge_quality(judge, case: LinearCase, operands: LinearArrays, run: LinearRun, exact) -> None:
+    """SQNR as good as the oracle's on the same operands, and no better."""
+    ideal = oracle.exact_linear(operands.x, operands.w, operands.bias, operands.g)
+    for name in ("y", "dx", "dw"):
+        judge.quality(
+            "P26",
+            f"{name} quality",
+            getattr(run, name),
+            getattr(exact, name).rounded(case.dtype),
+            getattr(ideal, name).value,
+        )
+
+
+@pytest.mark.law("P05", "P08", "P03")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("recipe", RECIPES)
+@examples(40)
+@given(
+    shape=shapes(1, 200, empty_rows=True),
+    bias=st.booleans(),
+    layout=st.sampled_from(LAYOUTS),
+    seed=st.integers(0, 2**20),
+)
+def test_exact(target, recipe_of, recipe, dtype, judge, fp8_seed, shape, bias, layout, seed):
+    """Small integers times powers of two: y, dX, dW and db equal float64's result, bit for bit."""
+    M, K, N = shape
+    judge.example(M=M, K=K, N=N, recipe=recipe, dtype=dtype, bias=bias, layout=layout, seed=seed)
+    operands = exact_arrays(M, K, N, recipe, dtype, bias, seed + fp8_seed)
+    ran, run = judge.attempt(
+        "P03",
+        "forward and backward",
+        lambda: run_linear(target, recipe, operands, dtype, layout=layout),
+    )
+    if not ran:
+        return
+    ideal = oracle.exact_linear(operands.x, operands.w, operands.bias, operands.g)
+    y = ideal.y.rounded(dtype)
+    if bias and target.policy.bias_rounding == "after":
+        product = oracle.exact_linear(operands.x, operands.w, None, None).y
+        y = oracle.round_to(product.rounded(dtype) + operands.bias, dtype)
+    judge_exact(judge, "P05", "y exact", run.y, y, dtype)
+    judge_exact(judge, "P05", "dx exact", run.dx, ideal.dx.rounded(dtype), dtype)
+    judge_exact(judge, "P05", "dw exact", run.dw, ideal.dw.rounded(dtype), dtype)
+    if bias:
+        judge_exact(judge, "P08", "db exact", run.db, ideal.db.rounded(dtype), dtype)
+
+
+def judge_exact(judge, law: str, check: str, got, want, dtype: str) -> None:
+    """Equal as bits, but for the sign of a zero sum: it depends on where the sum begins."""
+    judge.bitwise(law, check, got + 0, as_tensor(want, dtype, "cpu") + 0)
+
+
+@pytest.mark.law("P05", "P08", "P03")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("recipe", RECIPES)
+@examples(50)
+@given(data=st.data())
+def test_tight(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
+    """Any shape, layout, bias, distribution and magnitude: each result within its derived bound."""
+    case = data.draw(linear_cases(dtypes=(dtype,), values=MIXED_SIGN, empty_rows=True))
+    judge.example(recipe=recipe, **case.facts())
+    operands = arrays(case, fp8_seed)
+    ran, run = judge.attempt(
+        "P03",
+        "forward and backward",
+        lambda: run_linear(target, recipe, operands, dtype, layout=case.layout),
+    )
+    if ran:
+        judge_tight(judge, target, case, recipe, run, linear_oracle(target, recipe, operands, dtype))
+
+
+def linear_oracle(target, recipe: str, operands: LinearArrays, dtype: str):
+    return oracle.linear(
+        operands.x,
+        operands.w,
+        operands.bias,
+        operands.g,
+        recipe,
+        dtype=dtype,
+        bias_rounding=target.policy.bias_rounding,
+    )
+
+
+@pytest.mark.law("P26")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("recipe", RECIPES)
+@examples(25)
+@given(data=st.data())
+def test_quality(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
+    """SQNR paired with the oracle's, two-sided, overall and for every row."""
+    # From 48 up a row's error is a sum of many: one value that rounds the other way cannot move it.
+    case = data.draw(
+        linear_cases(
+            dtypes=(dtype,), smallest=48, largest=200, values=MANY_A_ROW, magnitudes=("unit",)
+        )
+    )
+    judge.example(recipe=recipe, **case.facts())
+    operands = arrays(case, fp8_seed)
+    run = run_linear(target, recipe, operands, dtype, layout=case.layout)
+    judge_quality(judge, case, operands, run, linear_oracle(target, recipe, operands, dtype))
+
+
+@pytest.mark.law("P03")
+@pytest.mark.parametrize("recipe", RECIPES)
+@examples(30)
+@given(
+    leading=st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple),
+    K=st.integers(1, 40),
+    N=st.integers(1, 40),
+    seed=st.integers(0, 2**20),
+)
+def test_leading_dimensions(target, recipe_of, recipe, judge, fp8_seed, leading, K, N, seed):
+    """Any number of leading dimensions, empty ones too, gives what the flat input gives."""
+    M = int(np.prod(leading))
+    judge.example(M=M, K=K, N=N, recipe=recipe, leading=list(leading), dtype="bfloat16", seed=seed)
+    operands = exact_arrays(M, K, N, recipe, "bfloat16", False, seed + fp8_seed)
+    ran, run = judge.attempt(
+        "P03",
+        "leading dimensions",
+        lambda: run_linear(target, recipe, operands, "bfloat16", leading=leading),
+    )
+    if ran:
+        ideal = oracle.exact_linear(operands.x, operands.w, None, operands.g)
+        for name in ("y", "dx", "dw"):
+            want = getattr(ideal, name).rounded("bfloat16")
+            check = f"{name} with leading dimensions"
+            judge_exact(judge, "P03", check, getattr(run, name), want, "bfloat16")
+
+
+@pytest.mark.law("P25")
+@pytest.mark.parametrize("recipe", RECIPES)
+@examples(10)
+@given(data=st.data())
+def test_repeatable(target, recipe_of, recipe, judge, fp8_seed, data):
+    """The same input twice gives the same bits."""
+    case = data.draw(linear_cases(smallest=16, largest=200, magnitudes=tuple(MAGNITUDES)))
+    judge.example(recipe=recipe, **case.facts())
+    operands = arrays(case, fp8_seed)
+    first = run_linear(target, recipe, operands, case.dtype, layout=case.layout)
+    again = run_linear(target, recipe, operands, case.dtype, layout=case.layout)
+    for name in ("y", "dx", "dw"):
+        judge.bitwise("P25", f"{name} again", getattr(again, name), getattr(first, name))

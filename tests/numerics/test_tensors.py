@@ -1,0 +1,144 @@
+"""The laws on operands that a real model saw: the shipped sample, or --fp8-tensors FILE.
+
+Captured operands are skewed, correlated and full of outliers where drawn ones are tame. Each layer
+is judged under every recipe that the target has, and the summary shows what float8 costs on it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from fp8.testing import captured, oracle, tensor_report
+from fp8.testing.bounds import expected, product_bound
+from fp8.testing.linear_runs import LinearRun, run_linear
+from fp8.testing.options import read_options
+from fp8.testing.strategies import LinearArrays
+
+SAMPLE = Path(__file__).parent / "data" / "minilm.safetensors"
+RECIPES = tuple(oracle.RECIPES)
+#: result -> its law, and the length of its sum, which is an extent of g (M, N) or x (M, K)
+LAWS = {"y": "P05", "dx": "P08", "dw": "P08"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each layer of each file, or one for each file."""
+    if "path" not in metafunc.fixturenames:
+        return
+    files = read_options(metafunc.config).tensors or (SAMPLE,)
+    if "layer" not in metafunc.fixturenames:
+        metafunc.parametrize("path", files, ids=[path.stem for path in files])
+        return
+    try:
+        layers = [(path, name) for path in files for name in captured.layer_names(path)]
+    except captured.CapturedFileError as error:
+        raise pytest.Collector.CollectError(str(error)) from error
+    ids = [f"{path.stem}-{name}" for path, name in layers]
+    metafunc.parametrize(("path", "layer"), layers, ids=ids)
+
+
+@cache
+def layers_of(path: Path) -> dict[str, captured.Captured]:
+    return captured.load(path)
+
+
+def operands_of(layer: captured.Captured) -> LinearArrays:
+    x, w, g = (as_array(tensor) for tensor in (layer.x, layer.w, layer.g))
+    return LinearArrays(x, w, None, g)
+
+
+def as_array(tensor: torch.Tensor):
+    return tensor.double().cpu().numpy()
+
+
+def begin(judge, path: Path, name: str, recipe: str) -> None:
+    layer = layers_of(path)[name]
+    (M, K), N = layer.x.shape, len(layer.w)
+    judge.example(
+        file=path.name, layer=name, recipe=recipe, dtype=layer.dtype, M=M, K=K, N=N, bias=False
+    )
+
+
+def can_run(target, layer: captured.Captured, recipe: str) -> str | None:
+    """Why the target cannot run this layer, or None."""
+    able = target.capabilities()
+    if recipe not in able.recipes:
+        return f"convert: no recipe {recipe}"
+    if layer.x.dtype not in able.dtypes:
+        return f"convert: no {layer.dtype}"
+    return None
+
+
+def accumulation(target, recipe: str, name: str) -> str:
+    """The model of the sum that made a result."""
+    a, _, mode = oracle.RECIPES[recipe][tensor_report.PRODUCTS[name]]
+    # A product in high precision keeps a float32 accumulator.
+    return "float32" if a is None else target.policy.accumulation[mode]
+
+
+@pytest.mark.law("P03", "P05", "P08")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_tight(target, path, layer, recipe, judge):
+    """y, dX and dW of a captured layer within the bound of float64 on the oracle's codes."""
+    values = layers_of(path)[layer]
+    obstacle = can_run(target, values, recipe)
+    judge.require(obstacle is None, obstacle)
+    begin(judge, path, layer, recipe)
+    operands, dtype = operands_of(values), values.dtype
+    ran, run = judge.attempt(
+        "P03", "forward and backward", lambda: run_linear(target, recipe, operands, dtype)
+    )
+    if not ran:
+        return
+    quantised = oracle.linear(operands.x, operands.w, None, operands.g, recipe, dtype=dtype)
+    (M, K), N = operands.x.shape, len(operands.w)
+    for name, law, contraction in (("y", "P05", K), ("dx", "P08", N), ("dw", "P08", M)):
+        want = getattr(quantised, name)
+        model = accumulation(target, recipe, name)
+        bound = product_bound(want.value, want.magnitude, contraction, dtype, model)
+        got = getattr(run, name)
+        judge.bound(law, f"{name} tight", got, expected(want.value, dtype), bound)
+
+
+@pytest.mark.law("P26")
+def test_quality(target, path, judge):
+    """SQNR on captured layers as good as the oracle's, and no better; shown as a table."""
+    obstacles = {
+        (name, recipe): can_run(target, layer, recipe)
+        for name, layer in layers_of(path).items()
+        for recipe in RECIPES
+    }
+    cases = [case for case, obstacle in obstacles.items() if obstacle is None]
+    judge.require(cases, "; ".join(sorted({o for o in obstacles.values() if o is not None})))
+    measured = [measure(target, path, *case) for case in cases]
+    rows = [row for row, *_ in measured]
+    # Before the judgement: whoever fails it wants to see this.
+    judge.note(f"captured operands, {path.name}\n\n{tensor_report.as_text(rows)}\n")
+    for row, run, quantised, exact in measured:
+        begin(judge, path, row.layer, row.recipe)
+        dtype = layers_of(path)[row.layer].dtype
+        for name, product in row.products.items():
+            judge.record(f"{row.layer} {row.recipe} {name}", product.sqnr, "sqnr")
+            judge.quality(
+                "P26",
+                f"{name} quality",
+                getattr(run, name),
+                getattr(quantised, name).rounded(dtype),
+                getattr(exact, name).value,
+            )
+
+
+def measure(target, path: Path, name: str, recipe: str):
+    """A row of the table, and the arrays that it was made of."""
+    layer = layers_of(path)[name]
+    operands = operands_of(layer)
+    run: LinearRun = run_linear(target, recipe, operands, layer.dtype)
+    got = {name: as_array(getattr(run, name)) for name in tensor_report.PRODUCTS}
+    x, w, g = operands.x, operands.w, operands.g
+    quantised = oracle.linear(x, w, None, g, recipe, dtype=layer.dtype)
+    exact = oracle.exact_linear(x, w, None, g)
+    row = tensor_report.measure(name, recipe, (x, w, g), got, quantised, exact)
+    return row, run, quantised, exact
