@@ -62,20 +62,24 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Refuse tests in no known folder: no marker would select them."""
+    if _folder(module_path) not in FOLDERS:
+        path = module_path.relative_to(_TESTS.parent)
+        msg = f"{path}: tests are in tests/{{{','.join(FOLDERS)}}}, nowhere else"
+        raise pytest.Collector.CollectError(msg)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Add the marker of the test's folder."""
     folder = _folder(item.path)
-    if folder in FOLDERS:
+    if folder is not None:
         item.add_marker(folder)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse tests in no known folder; leave out `perf` and `slow` unless they were asked for."""
-    for item in items:
-        if _folder(item.path) not in FOLDERS:
-            msg = f"{item.nodeid}: tests are in tests/{{{','.join(FOLDERS)}}}, nowhere else"
-            raise pytest.UsageError(msg)
+    """Leave out `perf` and `slow` unless they were asked for; a ``-m`` selects from the rest."""
     named = set(re.findall(r"\w+", config.option.markexpr or ""))
     left_out = {"perf", "slow"} - named
     if _option(config, "profile") == "nightly":

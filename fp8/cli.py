@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from fp8.commands.capture import capture
 from fp8.commands.diff import diff
 
 
@@ -16,4 +17,5 @@ def main() -> None:
     """
 
 
+main.add_command(capture)
 main.add_command(diff)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from fp8 import regimes
 from fp8.linear import Float8Linear
@@ -150,6 +151,8 @@ def _obstacle(layer: nn.Linear, parent: nn.Module) -> str | None:
         return f"{type(layer).__name__} has a forward of its own"
     if isinstance(parent, nn.MultiheadAttention):
         return "its forward is never called: MultiheadAttention reads its weight"
+    if parametrize.is_parametrized(layer):
+        return "parametrized: its class is made for its parametrizations; convert it before"
     if isinstance(layer, nn.LazyLinear):
         return "lazy: its shape is not known yet"
     if layer.weight.dtype not in HIGH_PRECISION:

@@ -57,30 +57,39 @@ def linear(
     x: (..., K). weight: (N, K). bias: (N,) or None. Returns (..., N) of x's dtype (the autocast
     dtype under autocast). Raises TypeError and ValueError that name the argument.
     """
-    compute = x.dtype
-    if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
-        compute = torch.get_autocast_dtype(x.device.type)
-    else:
-        _check_same_dtype(x, weight)
-    _check_shapes(x, weight)
+    _check_tensor("input", x)
+    if x.device != weight.device:
+        raise ValueError(f"input: got device {x.device}, needs {weight.device}, the weight's")
+    autocast = _autocast_dtype(x.device.type)
+    _check_dtypes(x, weight, may_differ=autocast is not None)
+    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"input: got shape {tuple(x.shape)}, needs (..., {weight.shape[1]})")
+    compute = autocast or x.dtype
     rows = x.to(compute).reshape(-1, weight.shape[1])
     cast_bias = None if bias is None else bias.to(compute)
     out: Tensor = _Linear.apply(rows, weight, cast_bias, recipe, backend)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _check_same_dtype(x: Tensor, weight: Tensor) -> None:
-    if x.dtype not in HIGH_PRECISION:
-        raise TypeError(f"input: got {x.dtype}, needs float32, bfloat16 or float16")
-    if x.dtype != weight.dtype:
+def _autocast_dtype(device_type: str) -> torch.dtype | None:
+    # Some devices, meta among them, know no autocast and raise when asked whether it is on.
+    available = torch.amp.is_autocast_available(device_type)
+    if available and torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return None
+
+
+def _check_tensor(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}, needs a tensor")
+
+
+def _check_dtypes(x: Tensor, weight: Tensor, *, may_differ: bool) -> None:
+    for name, tensor in (("input", x), ("weight", weight)):
+        if tensor.dtype not in HIGH_PRECISION:
+            raise TypeError(f"{name}: got {tensor.dtype}, needs float32, bfloat16 or float16")
+    if x.dtype != weight.dtype and not may_differ:
         raise TypeError(f"input: got {x.dtype}, needs {weight.dtype}, the weight's dtype")
-
-
-def _check_shapes(x: Tensor, weight: Tensor) -> None:
-    if x.dim() == 0 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"input: got shape {tuple(x.shape)}, needs (..., {weight.shape[1]})")
-    if x.device != weight.device:
-        raise ValueError(f"input: got device {x.device}, needs {weight.device}, the weight's")
 
 
 class _Linear(torch.autograd.Function):

@@ -26,6 +26,8 @@ FORMAT_PAIRS = ((E4M3FN, E4M3FN), (E5M2, E4M3FN), (E4M3FN, E5M2))
 
 #: what the hardware wants the contraction and the output's columns to be a multiple of
 _ALIGNMENT = 16
+#: columns of float32 scales are read 16 bytes at a time
+_SCALE_ALIGNMENT = 4
 
 
 def scaled_mm(
@@ -117,6 +119,8 @@ def _check_operand(name: str, operand: Quantized) -> None:
 
 
 def _check_bias(bias: Tensor, *, columns: int, dtype: torch.dtype, device: torch.device) -> None:
+    if not isinstance(bias, Tensor):
+        raise TypeError(f"bias: got {type(bias).__name__}, needs a tensor")
     if tuple(bias.shape) != (columns,):
         raise ValueError(f"bias: got shape {tuple(bias.shape)}, needs ({columns},)")
     if bias.dtype != dtype:
@@ -129,9 +133,11 @@ def supports(a: Operand, b: Operand, *, backend: Backend, device: torch.device) 
     """Whether `backend` can multiply these operands on `device`."""
     if (a.format, b.format) not in FORMAT_PAIRS:
         return False
-    if backend == "emulated":
+    if backend == "emulated" or _is_flat(a, b):
         return True
-    return _is_flat(a, b) or (device.type == "cuda" and _blockwise_recipes(a, b) is not None)
+    # cuBLASLt multiplies blockwise operands in e4m3 alone.
+    both_e4m3 = a.format == b.format == E4M3FN
+    return both_e4m3 and device.type == "cuda" and _blockwise_recipes(a, b) is not None
 
 
 def _is_flat(a: Operand, b: Operand) -> bool:
@@ -252,7 +258,7 @@ def torch_product(
             f"backend: got 'torch' for {a.operand.granularity.name} x {b.operand.granularity.name} "
             f"on {a.codes.device.type}, needs 'emulated': torch has no such product there"
         )
-    a, b, padded_bias = pad_operands(a, b, bias)
+    a, b, padded_bias = pad_operands(a, b, bias, row_alignment=1 if flat else _SCALE_ALIGNMENT)
     # The epilogue adds a bias only to a bfloat16 or float16 output; otherwise it is added in
     # float32, which is the accumulator's own precision, before the one rounding to out_dtype.
     fused = _fuses_bias(a, out_dtype, flat)
@@ -263,7 +269,7 @@ def torch_product(
         padded_bias if fused else None,
         out_dtype if fused or (bias is None and _writes(a, out_dtype, flat)) else torch.float32,
         fast,
-    )[:, :columns]
+    )[:rows, :columns]
     if bias is not None and not fused:
         out = out + bias.to(torch.float32)
     return out.to(out_dtype)
@@ -280,23 +286,24 @@ def _fuses_bias(a: Quantized, out_dtype: torch.dtype, flat: bool) -> bool:
 
 
 def pad_operands(
-    a: Quantized, b: Quantized, bias: Tensor | None
+    a: Quantized, b: Quantized, bias: Tensor | None, *, row_alignment: int = 1
 ) -> tuple[Quantized, Quantized, Tensor | None]:
     """Both operands with the contraction and b's rows padded to multiples of 16, row-major."""
-    contraction = _pad_to(a.codes.shape[1])
-    columns = _pad_to(b.codes.shape[0])
+    rows = _pad_to(a.codes.shape[0], row_alignment)
+    contraction = _pad_to(a.codes.shape[1], _ALIGNMENT)
+    columns = _pad_to(b.codes.shape[0], _ALIGNMENT)
     extra = columns - b.codes.shape[0]
     if bias is not None:
         bias = torch.nn.functional.pad(bias, (0, extra))
     return (
-        _pad(a, rows=a.codes.shape[0], columns=contraction),
+        _pad(a, rows=rows, columns=contraction),
         _pad(b, rows=columns, columns=contraction),
         bias,
     )
 
 
-def _pad_to(extent: int) -> int:
-    return -(-extent // _ALIGNMENT) * _ALIGNMENT
+def _pad_to(extent: int, alignment: int) -> int:
+    return -(-extent // alignment) * alignment
 
 
 def _pad(operand: Quantized, *, rows: int, columns: int) -> Quantized:
@@ -351,6 +358,7 @@ def _blockwise_recipes(a: Operand, b: Operand) -> tuple[object, object] | None:
 def _blockwise_product(
     a: Quantized, b: Quantized, bias: Tensor | None, out_dtype: torch.dtype, fast: bool
 ) -> Tensor:
+    # cuBLASLt promotes its sums at every scale, every 128 values, whatever is asked for.
     recipes = _blockwise_recipes(a.operand, b.operand)
     assert recipes is not None, "supports() was asked first"
     return torch.nn.functional.scaled_mm(
@@ -362,13 +370,16 @@ def _blockwise_product(
         scale_recipe_b=recipes[1],
         bias=bias,
         output_dtype=out_dtype,
-        use_fast_accum=fast,
+        use_fast_accum=False,
     )
 
 
 def _blockwise_scale(operand: Quantized) -> Tensor:
-    # cuBLASLt reads the 1x128 scales of one block of the contraction for all rows together, so they
-    # lie column-major, (rows, blocks) with strides (1, rows).
+    """The scales as cuBLASLt reads them (seen with torch 2.11 on H200)."""
+    scale = operand.scale
     if operand.operand.granularity == scaling.BLOCK_1X128:
-        return operand.scale.t().contiguous().t()
-    return operand.scale
+        # All rows' scales for one block of the contraction lie together: strides (1, rows).
+        return scale.t().contiguous().t()
+    # The blocks of the contraction come first, padded to a multiple of 4.
+    extra = _pad_to(scale.shape[1], _SCALE_ALIGNMENT) - scale.shape[1]
+    return torch.nn.functional.pad(scale, (0, extra), value=1.0).t()

@@ -24,6 +24,10 @@ class Operand:
     granularity: Granularity
     rule: ScaleRule
 
+    def __post_init__(self) -> None:
+        if self.format == E8M0FNU:
+            raise ValueError("format: got e8m0fnu, a format of scales, needs one of elements")
+
     def __str__(self) -> str:
         return f"{self.format.name}/{self.granularity.name}/{self.rule.name}"
 

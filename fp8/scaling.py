@@ -183,10 +183,13 @@ def multiplier_and_scale(amax: Tensor, format: Format, rule: ScaleRule) -> tuple
     """
     largest, floor = constant(format, "max"), constant(rule, "amax_floor")
     raised = amax.to(getattr(torch, rule.division)).clamp(min=floor)
+    # A tensor divided by a tensor: torch computes number / tensor as number * reciprocal, and on a
+    # GPU tensor / number likewise, which rounds twice.
+    bound = torch.full_like(raised, largest)
     if rule.quotient == "scale":
-        scale = (raised / largest).to(torch.float32)
+        scale = (raised / bound).to(torch.float32)
         return _reciprocal(scale), scale
-    multiplier = (largest / raised).to(torch.float32)
+    multiplier = (bound / raised).to(torch.float32)
     if rule.degenerate_to_one:
         degenerate = (amax == 0) | ~torch.isfinite(amax)
         multiplier = torch.where(degenerate, 1.0, multiplier.clamp(max=_FLOAT32_MAX))

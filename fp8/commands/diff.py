@@ -30,7 +30,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.argument("new", type=_FILE, metavar="NEW.json")
 @click.pass_context
 def diff(context: click.Context, old: Path, new: Path) -> NoReturn:
-    r"""Compare two records that pytest wrote with --fp8-record.
+    """Compare two records that pytest wrote with --fp8-record.
 
     Hashes, byte counts, counts and texts must be the same; SQNRs may differ by less than
     0.01 dB, which is what two correct implementations differ by. A measurement or a law that

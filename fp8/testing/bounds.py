@@ -67,7 +67,9 @@ def half_ulp(value: Array, dtype: str) -> Array:
     return np.ldexp(0.5, np.maximum(exponent - digits, smallest))
 
 
-def product_bound(value: Array, magnitude: Array, contraction: int, dtype: str, model: str) -> Array:
+def product_bound(
+    value: Array, magnitude: Array, contraction: int, dtype: str, model: str
+) -> Array:
     """The largest error of a correct product, elementwise.
 
     value, magnitude: float64 of the output's shape. Half an ulp of the output, taken where the

@@ -4,7 +4,7 @@
     print(recording)
 
 writes, for a layer called NAME, the tensors `NAME.x` (M, K), `NAME.w` (N, K) and `NAME.g` (M, N).
-`pytest -m numerics --fp8-tensors mine.safetensors` judges a target on them.
+`pytest -m numerics --fp8-tensors=mine.safetensors` judges a target on them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fp8.testing.captured import Captured, CapturedFileError, load, read_metadata, save
+from fp8.testing.captured import (
+    Captured,
+    CapturedFileError,
+    load,
+    read_metadata,
+    require_safetensors,
+    save,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "CaptureError",
     "Captured",
     "CapturedFileError",
-    "NothingCapturedError",
     "Recording",
     "capture",
     "capturing",
@@ -40,8 +47,8 @@ FilterFn = Callable[[nn.Linear, str], bool]
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class NothingCapturedError(ValueError):
-    """No layer gave a full set of operands; the message says why for each."""
+class CaptureError(ValueError):
+    """The model, or the step that ran it, gave nothing to record; the message says why."""
 
 
 @dataclass
@@ -79,8 +86,8 @@ def capturing(
     max_tokens: keep a layer's first so many tokens (rows of x and g); None keeps all.
     dtype: what x, w and g are rounded to: bfloat16, float16 or float32.
 
-    Raises TypeError or ValueError for a wrong argument, and ValueError when there is nothing to
-    record; NothingCapturedError when the block ends and no layer has all of x, w and g.
+    Raises TypeError or ValueError for a wrong argument; CaptureError when there is no layer to
+    record, or when the block ends and none has all of x, w and g.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: got {type(model).__name__}, needs a torch.nn.Module")
@@ -109,7 +116,7 @@ def capturing(
         else:
             recording.omitted[name] = operands
     if not recording.layers:
-        raise NothingCapturedError(f"model: nothing to judge on: {recording}")
+        raise CaptureError(f"model: {recording}")
 
 
 def capture(
@@ -128,8 +135,10 @@ def capture(
     does the backward passes itself and returns None. As in any step, the parameters' gradients
     accumulate; the model stays in the mode it is in. The rest is as for `capturing` and `save`.
 
-    Raises what these raise, and TypeError or ValueError when `run` returns something else.
+    Raises what these raise, and CaptureError when `run` returns something else.
     """
+    if path is not None:
+        require_safetensors()  # rather than after the work is done
     with capturing(model, filter_fn=filter_fn, max_tokens=max_tokens, dtype=dtype) as recording:
         loss = run(model)
         if loss is not None:
@@ -142,10 +151,11 @@ def capture(
 
 def _check_loss(loss: object) -> None:
     if not isinstance(loss, Tensor):
-        raise TypeError(f"run: returned {type(loss).__name__}, needs the loss, a tensor, or None")
+        name = type(loss).__name__
+        raise CaptureError(f"run: returned {name}, needs the loss, a tensor, or None")
     if loss.numel() != 1 or not loss.requires_grad:
         graph = "with" if loss.requires_grad else "without"
-        raise ValueError(
+        raise CaptureError(
             f"run: returned shape {tuple(loss.shape)} {graph} a gradient, needs a scalar loss that "
             "requires one"
         )
@@ -159,10 +169,11 @@ def _chosen_layers(model: nn.Module, filter_fn: FilterFn | None) -> dict[str, nn
         if isinstance(module, nn.Linear)
     }
     if not layers:
-        raise ValueError(f"model: got {type(model).__name__} without any Linear, needs one or more")
+        name = type(model).__name__
+        raise CaptureError(f"model: got {name} without any Linear, needs one or more")
     chosen = {n: m for n, m in layers.items() if filter_fn is None or filter_fn(m, n)}
     if not chosen:
-        raise ValueError(f"filter_fn: matched none of the layers: {', '.join(layers)}")
+        raise CaptureError(f"filter_fn: matched none of the layers: {', '.join(layers)}")
     return chosen
 
 
@@ -189,17 +200,21 @@ class _Recorder:
 
     def after_forward(
         self, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
-    ) -> None:
-        """The forward hook: keep the input, and ask the output for its gradient."""
+    ) -> Tensor | None:
+        """The forward hook: keep the input, and return a copy of the output whose gradient we keep.
+
+        A copy, since the output may be a view (it is when x has more than two dimensions): where an
+        in-place activation then changes it, autograd forgets the hooks of the view.
+        """
         self.seen += 1
         if not isinstance(output, Tensor):
             self.problem = f"its output is a {type(output).__name__}, not a tensor"
-            return
+            return None
         if not output.requires_grad:
-            return
+            return None
         room = self._room()
         if room == 0 or not self._is_same_weight(self.layer.weight):
-            return
+            return None
         call = _Call(self._rows(args[0] if args else kwargs["input"], room))
         self.calls.append(call)
 
@@ -207,7 +222,9 @@ class _Recorder:
             if call.g is None:  # a second backward pass over a retained graph adds nothing
                 call.g = self._rows(gradient, room)
 
-        output.register_hook(keep)
+        copied = output.clone()
+        copied.register_hook(keep)
+        return copied
 
     def operands(self) -> Captured | str:
         """What was captured, or why nothing was."""

@@ -86,7 +86,7 @@ def save(
             tensors[f"{name}.{suffix}"] = getattr(layer, suffix).contiguous()
     # Not save_file, which makes the file with permissions for its owner alone.
     text = json.dumps({"schema": "1", **(metadata or {})}, sort_keys=True)
-    Path(path).write_bytes(_safetensors().save(tensors, metadata={_METADATA_KEY: text}))
+    Path(path).write_bytes(require_safetensors().save(tensors, metadata={_METADATA_KEY: text}))
 
 
 def load(path: str | Path) -> dict[str, Captured]:
@@ -101,7 +101,7 @@ def load(path: str | Path) -> dict[str, Captured]:
     """
     path = Path(path)
     names = layer_names(path)
-    tensors = _safetensors().load_file(path)
+    tensors = require_safetensors().load_file(path)
     layers = {}
     for name in names:
         x, w, g = (tensors[f"{name}.{suffix}"] for suffix in SUFFIXES)
@@ -178,7 +178,8 @@ def _header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _safetensors() -> Any:
+def require_safetensors() -> Any:
+    """The module safetensors.torch. Raises ModuleNotFoundError that says what to install."""
     try:
         import safetensors.torch
     except ModuleNotFoundError as error:

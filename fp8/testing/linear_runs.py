@@ -8,10 +8,26 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fp8.testing import oracle
 from fp8.testing.strategies import Array, LinearArrays, as_tensor
 
 if TYPE_CHECKING:
     from fp8.targets.base import Target
+
+
+#: result of a layer -> the product of its recipe that makes it
+PRODUCTS = {"y": "output", "dx": "grad_input", "dw": "grad_weight"}
+
+
+def accumulation(target: Target, recipe: str, result: str) -> str:
+    """How `target` sums the product that makes "y", "dx", "dw" or "db" under `recipe`.
+
+    The bias's gradient and products in high precision keep a float32 accumulator.
+    """
+    if result not in PRODUCTS:
+        return "float32"
+    a, _, mode = oracle.RECIPES[recipe][PRODUCTS[result]]
+    return "float32" if a is None else target.policy.accumulation[mode]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from fp8.testing.tracing import OperatorWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
@@ -79,19 +80,36 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def live_bytes(device: torch.device) -> int:
-    """Bytes of all tensors that are alive: the allocator's count on CUDA, gc's on the CPU."""
+@contextmanager
+def growth(device: torch.device) -> Iterator[Callable[[], int]]:
+    """Yields a function: how many bytes of tensors are alive that were not when this began.
+
+    The allocator's count on CUDA; on the CPU every tensor that Python can reach.
+    """
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        return torch.cuda.memory_allocated(device)
+        before = _allocated(device)
+        yield lambda: _allocated(device) - before
+        return
+    # What is frozen is left out of gc's lists, which also makes looking through them cheap.
+    gc.freeze()
+    try:
+        yield _tracked
+    finally:
+        gc.unfreeze()
+
+
+def _allocated(device: torch.device) -> int:
+    gc.collect()
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _tracked() -> int:
+    gc.collect()
     # type() rather than isinstance(): asking a lazy proxy for its __class__ would import things.
-    alive = [t for t in gc.get_objects() if issubclass(type(t), Tensor) and not _wraps(t)]
-    return sum(storages(alive).values())
-
-
-def _wraps(tensor: Tensor) -> bool:
-    return hasattr(type(tensor), "__tensor_flatten__")
+    alive = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
+    return sum(storages(plain for t in alive for plain in _plain(t)).values())
 
 
 def parameter_storages(model: nn.Module) -> dict[int, int]:

@@ -68,6 +68,19 @@ def values(seed: int, *shape: int, dtype: str, device: torch.device | str) -> Te
     return flat.reshape(shape)
 
 
+def uneven(tensor: Tensor) -> Tensor:
+    """The matrix with rows and columns of different size, by exact powers of two.
+
+    The largest is 2^18 times the smallest: more than the 2^15 between e4m3fn's largest number and
+    its smallest normal, so that one scale for all gives other codes than one a row.
+    """
+    rows, columns = (
+        torch.exp2((torch.arange(extent, device=tensor.device) % period).to(tensor.dtype))
+        for extent, period in zip(tensor.shape, (9, 11), strict=True)
+    )
+    return tensor * rows[:, None] * columns
+
+
 def seeded(model: AnyModule, seed: int) -> AnyModule:
     """Fill every parameter with normal values, a matrix's scaled to keep the signal's size."""
     with torch.no_grad():

@@ -133,16 +133,21 @@ def pytest_fixture_setup(fixturedef: Any, request: Any) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """Fail a test that passes without having compared a value."""
+    """Count the test unless it skips; fail it if it passes without having compared a value."""
+    judge = pyfuncitem.stash.get(_JUDGE, None)
+    if judge is None:
+        return (yield)
+    skipped = False
     try:
         result = yield
     except pytest.skip.Exception:
-        if _JUDGE in pyfuncitem.stash:
-            pyfuncitem.stash[_JUDGE].skipped = True
+        skipped = True
         raise
-    if _JUDGE in pyfuncitem.stash:
-        pyfuncitem.stash[_JUDGE].check_compared()
-        _session(pyfuncitem.config).passed(pyfuncitem)
+    finally:
+        if not skipped:
+            judge.finish()
+    judge.check_compared()
+    _session(pyfuncitem.config).passed(pyfuncitem)
     return result
 
 
@@ -189,12 +194,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 @pytest.fixture
-def judge(request: pytest.FixtureRequest, target: Any) -> Iterator[Judge]:
+def judge(request: pytest.FixtureRequest, target: Any) -> Judge:
     """Compares what the target gave with what it should have given, and counts."""
     made = _session(request.config).judge(request.node, target)
     request.node.stash[_JUDGE] = made
-    yield made
-    made.finish()
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -164,9 +164,16 @@ def shapes(
     largest: int = 192,
     empty_rows: bool = False,
     alignment: int = 1,
+    align_rows: bool = False,
 ) -> tuple[int, int, int]:
-    """(M, K, N), all different; M may be 0 where `empty_rows` allows it."""
-    rows = draw(extents(0 if empty_rows else smallest, largest))
+    """(M, K, N), all different; M may be 0 where `empty_rows` allows it.
+
+    alignment: what K and N are multiples of, for kernels that want it, and M too if `align_rows`
+    says so: it is the contraction of the weight's gradient.
+    """
+    rows = draw(extents(smallest, largest, alignment if align_rows else 1))
+    if empty_rows and draw(st.integers(0, 15)) == 0:
+        rows = 0
     contraction = draw(extents(smallest, largest, alignment).filter(lambda k: k != rows))
     columns = draw(
         extents(smallest, largest, alignment).filter(lambda n: n not in (rows, contraction))
@@ -184,9 +191,10 @@ def linear_cases(
     empty_rows: bool = False,
     values: tuple[str, ...] = tuple(VALUES),
     magnitudes: tuple[str, ...] = tuple(MAGNITUDES),
+    alignment: int = 1,
 ) -> LinearCase:
     """A linear layer's operands; see `arrays` for the tensors."""
-    M, K, N = draw(shapes(smallest, largest, empty_rows))
+    M, K, N = draw(shapes(smallest, largest, empty_rows, alignment, align_rows=True))
     return LinearCase(
         M,
         K,
@@ -225,7 +233,9 @@ def _exponents(case: LinearCase) -> tuple[int, int, int, int]:
 # --- exact arithmetic ---------------------------------------------------------------------------
 
 
-def exact_arrays(M: int, K: int, N: int, recipe: str, dtype: str, bias: bool, seed: int) -> LinearArrays:
+def exact_arrays(
+    M: int, K: int, N: int, recipe: str, dtype: str, bias: bool, seed: int
+) -> LinearArrays:
     """Operands whose three products every correct implementation gives exactly.
 
     Integers -7 to 7 times powers of two that differ from row to row and from column to column (from

@@ -74,7 +74,8 @@ def _of_target(session: Session, name: str, counts: TargetTally) -> list[str]:
     lines.append(f"  expected deviations: {counts.deviations.total()}")
     reasons = {entry.id: entry.reason for entry in session.expectations.entries}
     lines += _listed((n, f"{entry}: {reasons[entry]}") for entry, n in counts.deviations.items())
-    lines += [f"  note: {text}" for text in sorted(counts.notes)]
+    # a note may be a table: its lines stay below one another
+    lines += [f"  note: {text}".replace("\n", "\n    ") for text in sorted(counts.notes)]
     return lines
 
 

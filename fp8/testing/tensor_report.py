@@ -7,9 +7,9 @@ for Gaussian operands, the worst row, and what the casts flushed or saturated.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,14 @@ from fp8.testing import oracle
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from rich.console import RenderableType
-
 Array = NDArray[np.float64]
 
 #: the results of a linear layer, and the product of the recipe that makes each
 PRODUCTS = {"y": "output", "dx": "grad_input", "dw": "grad_weight"}
-_SHOWN = {"y": "y", "dx": "dX", "dw": "dW"}
+#: what they are called in a table
+SHOWN = {"y": "y", "dx": "dX", "dw": "dW"}
+#: the verdicts, by rank
+_WORDS = ("fits", "look", "lossy")
 
 #: The prediction averages over where in its binade a value lies. Rounding x = m * 2^e (1 <= m < 2)
 #: to steps of s * 2^e leaves s^2 / 12 of m^2: a Gaussian operand is 2.6 dB above the worst, all m
@@ -90,11 +91,6 @@ class Verdict:
     def __str__(self) -> str:
         return self.word + (f": {', '.join(self.reasons)}" if self.reasons else "")
 
-    @property
-    def rank(self) -> int:
-        """0 is best."""
-        return ("fits", "look", "lossy").index(self.word)
-
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -111,10 +107,19 @@ class LayerReport:
     @property
     def verdict(self) -> Verdict:
         """Whether the recipe is good enough here, by the limits above; the worst limit decides."""
-        found = [finding for name, p in self.products.items() for finding in _findings(name, p)]
+        found = [
+            finding
+            for name, product in self.products.items()
+            for finding in (*_costs(name, product), *_hints(name, product))
+        ]
         worst = max((rank for rank, _ in found), default=0)
-        reasons = tuple(text for rank, text in found if rank == worst)
-        return Verdict(("fits", "look", "lossy")[worst], reasons)
+        return Verdict(_WORDS[worst], tuple(text for rank, text in found if rank == worst))
+
+    @property
+    def cost(self) -> int:
+        """The rank of the verdict without what was flushed, which by itself costs nothing."""
+        costs = (rank for name, p in self.products.items() for rank, _ in _costs(name, p))
+        return max(costs, default=0)
 
     @property
     def lost(self) -> tuple[float, str]:
@@ -198,9 +203,9 @@ def _saturates_at(fmt: str) -> float:
     return float(oracle.midpoints(fmt).max())
 
 
-def _findings(name: str, product: ProductReport) -> list[tuple[int, str]]:
-    """What is over a limit, with its rank: 1 is a look, 2 is lossy."""
-    shown, lost = _SHOWN[name], product.lost
+def _costs(name: str, product: ProductReport) -> list[tuple[int, str]]:
+    """What is over a limit, with its rank in `_WORDS`."""
+    shown, lost = SHOWN[name], product.lost
     found = []
     # `not <=` rather than `>`: a NaN is over every limit.
     if lost is not None and not lost <= LOST_FITS_DB:
@@ -208,11 +213,16 @@ def _findings(name: str, product: ProductReport) -> list[tuple[int, str]]:
     if not product.worst_row >= ROW_FITS_DB:
         rank = 1 if product.worst_row >= ROW_LOSSY_DB else 2
         found.append((rank, f"{shown} row {product.worst_row:.1f} dB"))
-    if product.cast.flushed > FLUSHED_FITS:
-        found.append((1, f"{shown} flushed {product.cast.flushed:.1%}"))
     if product.cast.saturated > SATURATED_FITS:
         found.append((2, f"{shown} saturated {product.cast.saturated:.2%}"))
     return found
+
+
+def _hints(name: str, product: ProductReport) -> list[tuple[int, str]]:
+    """What asks for a look and costs nothing that the SQNR doesn't show."""
+    if product.cast.flushed > FLUSHED_FITS:
+        return [(1, f"{SHOWN[name]} flushed {product.cast.flushed:.1%}")]
+    return []
 
 
 # --- comparing recipes --------------------------------------------------------------------------
@@ -221,8 +231,8 @@ def _findings(name: str, product: ProductReport) -> list[tuple[int, str]]:
 def compare(rows: Sequence[LayerReport], recipe: str, baseline: str = "tensorwise") -> str | None:
     """One line: is `recipe` worth it against `baseline` on these layers? None without both.
 
-    It is when some layer's verdict is better and none is worse. The gains are means over the
-    layers, in dB.
+    It is when it costs some layer less than the baseline does (lossy, look or fits, leaving aside
+    what is only flushed) and none more. The gains are means over the layers, in dB.
     """
     ours = {row.layer: row for row in rows if row.recipe == recipe}
     theirs = {row.layer: row for row in rows if row.recipe == baseline}
@@ -230,12 +240,12 @@ def compare(rows: Sequence[LayerReport], recipe: str, baseline: str = "tensorwis
     if not layers or recipe == baseline:
         return None
     gains = [
-        f"{_SHOWN[name]} {np.mean([_gain(ours[n], theirs[n], name) for n in layers]):+.1f}"
+        f"{SHOWN[name]} {np.mean([_gain(ours[n], theirs[n], name) for n in layers]):+.1f}"
         for name in PRODUCTS
     ]
     rows_at = [min(side[n].worst_row[0] for n in layers) for side in (theirs, ours)]
-    better = sum(ours[n].verdict.rank < theirs[n].verdict.rank for n in layers)
-    worse = sum(ours[n].verdict.rank > theirs[n].verdict.rank for n in layers)
+    better = sum(ours[n].cost < theirs[n].cost for n in layers)
+    worse = sum(ours[n].cost > theirs[n].cost for n in layers)
     return (
         f"{recipe} against {baseline}: {_answer(better, worse, len(layers), theirs)} "
         f"({', '.join(gains)} dB; worst row {rows_at[0]:.1f} -> {rows_at[1]:.1f} dB)"
@@ -253,70 +263,9 @@ def _answer(better: int, worse: int, layers: int, baseline: Mapping[str, LayerRe
         return f"worth it, {better} of {layers} layers better and none worse"
     if worse:
         return f"not worth it, {worse} of {layers} layers worse and none better"
-    if all(row.verdict.word == "fits" for row in baseline.values()):
-        return "not needed, every layer fits already"
-    return "no verdict changes"
-
-
-# --- showing them -------------------------------------------------------------------------------
-
-
-#: heading and width of each column but the last
-_COLUMNS = (
-    ("recipe", 18),
-    ("y dB", 5),
-    ("dX dB", 5),
-    ("dW dB", 5),
-    ("lost dB", 7),
-    ("worst row dB", 14),
-    ("flushed", 7),
-    ("saturated", 9),
-)
-
-
-def tables(rows: Sequence[LayerReport]) -> RenderableType:
-    """The rows as rich tables, one for each layer, their columns under each other."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table
-
-    made = []
-    for name in dict.fromkeys(row.layer for row in rows):
-        of_layer = [row for row in rows if row.layer == name]
-        first = of_layer[0]
-        size = f"{first.tokens} tokens, {first.in_features} -> {first.out_features}"
-        one = Table(
-            title=f"{escape(name)}  {size}",
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            show_edge=False,
-        )
-        for heading, width in _COLUMNS:
-            justify: Literal["left", "right"] = "left" if heading == "recipe" else "right"
-            one.add_column(heading, justify=justify, min_width=width, no_wrap=True)
-        one.add_column("verdict", overflow="fold", min_width=26)
-        for row in of_layer:
-            one.add_row(*_cells(row))
-        made.append(one)
-    return Group(*made)
-
-
-def _cells(row: LayerReport) -> list[str]:
-    lost, lost_in = row.lost
-    worst_in = row.worst_row[1]
-    worst = row.products[worst_in]
-    casts = [product.cast for product in row.products.values()]
-    return [
-        row.recipe,
-        *(f"{row.products[name].sqnr:.1f}" for name in PRODUCTS),
-        f"{lost:+.1f} {_SHOWN[lost_in]:<2}",
-        f"{worst.worst_row:.1f} {_SHOWN[worst_in]}[{worst.worst_row_index}]",
-        f"{max(cast.flushed for cast in casts):.2%}",
-        f"{max(cast.saturated for cast in casts):.2%}",
-        str(row.verdict),
-    ]
+    if not any(row.cost for row in baseline.values()):
+        return "not needed, every layer is within the limits without"
+    return "no layer's verdict changes"
 
 
 def closing_lines(rows: Sequence[LayerReport]) -> list[str]:
@@ -330,7 +279,7 @@ def closing_lines(rows: Sequence[LayerReport]) -> list[str]:
 
 def _unscaled_line(rows: Sequence[LayerReport]) -> str:
     casts = [
-        (product.unscaled_cast, f"{_SHOWN[name]} of {row.layer}, {row.recipe}")
+        (product.unscaled_cast, f"{SHOWN[name]} of {row.layer}, {row.recipe}")
         for row in rows
         for name, product in row.products.items()
     ]
@@ -340,44 +289,3 @@ def _unscaled_line(rows: Sequence[LayerReport]) -> str:
         f"without scales, casts would flush up to {flushed:.1%} of an operand ({where}) "
         f"and saturate up to {saturated:.2%}"
     )
-
-
-def as_text(rows: Sequence[LayerReport], width: int = 120) -> str:
-    """The table and the closing lines, without colour."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(tables(rows))
-    drawn = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO, see above
-    lines = [line.rstrip() for line in drawn.splitlines()]
-    return "\n".join([*lines, *closing_lines(rows)])
-
-
-def as_json(rows: Sequence[LayerReport]) -> list[dict[str, Any]]:
-    """The rows as JSON values: dB as numbers, "inf", "-inf" or "nan" where they are not finite."""
-    return [
-        {
-            "layer": row.layer,
-            "recipe": row.recipe,
-            "tokens": row.tokens,
-            "in_features": row.in_features,
-            "out_features": row.out_features,
-            "verdict": row.verdict.word,
-            "reasons": list(row.verdict.reasons),
-            "products": {
-                name: _plain({**asdict(product), "lost": product.lost})
-                for name, product in row.products.items()
-            },
-        }
-        for row in rows
-    ]
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity."""
-    return {
-        key: str(value) if isinstance(value, float) and not np.isfinite(value) else value
-        for key, value in values.items()
-    }

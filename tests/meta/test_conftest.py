@@ -5,41 +5,50 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import core, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Run = Callable[..., pytest.RunResult]
+
+PROFILES = ("fp8-quick", "fp8-default", "fp8-nightly")
 
 DRAWS = """
 from hypothesis import given, settings, strategies as st
 drawn = []
 @given(n=st.integers(0, 10**9))
-def test_draws(n, fp8_seed):
+def test_draws(n):
     drawn.append(n)
 def test_shows(fp8_seed):
-    default = settings.default
-    print("seen:", default.max_examples, default.derandomize, fp8_seed, len(drawn), hash(tuple(drawn)))
+    chosen = settings.default
+    drawn_once = len(drawn), hash(tuple(drawn))
+    print("seen:", chosen.max_examples, chosen.derandomize, fp8_seed, *drawn_once)
 """
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> Run:
-    """Run pytest in a copy of this project's settings with tests of its own.
-
-    In a process of its own: the conftest sets Hypothesis's profile for the whole process.
-    """
+def project(
+    pytester: pytest.Pytester, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Run]:
+    """Run pytest in a copy of this project's settings with tests of its own."""
     ini = (pytestconfig.rootpath / "pyproject.toml").read_text(encoding="utf-8")
     pytester.path.joinpath("pyproject.toml").write_text(ini, encoding="utf-8")
     pytester.path.joinpath("expectations.toml").write_text("schema = 1\n", encoding="utf-8")
     pytester.makeconftest((pytestconfig.rootpath / "conftest.py").read_text(encoding="utf-8"))
-    # a target without torch: these tests are about the conftest
     pytester.makepyfile(fake="target = type('Fake', (), {})()")
 
     def project(*args: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess("-o", "fp8_target=fake:target", *args)
+        return pytester.runpytest("-o", "fp8_target=fake:target", *args)
 
-    return project
+    # the conftest sets Hypothesis's profile and seed for the whole process, which is ours
+    monkeypatch.setattr(core, "global_force_seed", core.global_force_seed)
+    saved = {name: settings.get_profile(name) for name in PROFILES}
+    current = settings.get_current_profile_name()
+    yield project
+    for name, profile in saved.items():
+        settings.register_profile(name, profile)
+    settings.load_profile(current)
 
 
 def add(pytester: pytest.Pytester, path: str, source: str = "def test_it():\n    pass\n") -> None:
@@ -86,9 +95,9 @@ def test_a_test_outside_the_folders_is_an_error(
     add(pytester, path)
     add(pytester, "tests/meta/test_meta.py")
     result = project()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        [f"ERROR: {path}::test_it: tests are in tests/{{numerics,compile,perf,meta}}, nowhere else"]
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        [f"{path}: tests are in tests/{{numerics,compile,perf,meta}}, nowhere else"]
     )
 
 

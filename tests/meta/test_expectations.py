@@ -64,7 +64,7 @@ def test_this_projects_own_file_is_good(pytestconfig: pytest.Config) -> None:
     [
         (
             {"severity": '"high"'},
-            "expectation 1 .tripled.: unknown key 'severity'; known: id, targ",
+            "expectation 1 .tripled.: unknown key 'severity'; known: id",
         ),
         ({"reason": ""}, "reason is missing"),
         ({"example": ""}, "example is missing"),
@@ -102,7 +102,7 @@ def test_a_wrong_file_is_refused(file: Path, text: str, message: str) -> None:
 
 
 def test_an_id_must_be_unique(file: Path) -> None:
-    with pytest.raises(ExpectationError, match="expectation 2 .tripled.: this id was used before"):
+    with pytest.raises(ExpectationError, match=r"expectation 2 .tripled.: this id was used before"):
         load_expectations(write(file, {}, {}))
 
 
@@ -220,11 +220,9 @@ def test_a_stale_entry_fails_the_session(run_with: Run) -> None:
     result = run_with(RIGHT)
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+    why = "its example ran and all 3 comparisons that it matches passed"
     result.stdout.fnmatch_lines(
-        [
-            "ERROR: expectation 'tripled' is stale: its example ran and all 3 comparisons that it "
-            "matches passed; delete it from *expectations.toml"
-        ]
+        [f"ERROR: expectation 'tripled' is stale: {why}; delete it from *expectations.toml"]
     )
 
 
@@ -250,9 +248,12 @@ def test_an_entry_for_something_else_is_not_stale(run_with: Run, entry: dict[str
 
 
 def test_a_planted_fault_makes_nothing_stale(run_with: Run) -> None:
-    result = run_with(DOUBLES, "--fp8-plant=fake:triples", "-k", "doubles")
-    result.assert_outcomes(failed=1, deselected=1)  # 3 x 3 is no expected deviation
-    result.stdout.no_fnmatch_line("*stale*")
+    # what is wrong without the fault is right with it
+    result = run_with(
+        DOUBLES.replace("else 6", "else 9"), "--fp8-plant=fake:triples", "-k", "doubles"
+    )
+    result.assert_outcomes(passed=1, deselected=1)
+    assert result.ret == 0
 
 
 def test_an_example_must_exist(run_with: Run) -> None:
@@ -268,10 +269,8 @@ def test_an_expired_entry_warns_and_still_excuses(run_with: Run) -> None:
     result = run_with(DOUBLES, expires="2020-01-01")
     result.assert_outcomes(passed=2, warnings=1)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        ["*ExpiredExpectationWarning: expectation 'tripled' expired on 2020-01-01: see whether "
-         "https://example.org/issues/1 still stands*"]
-    )  # fmt: skip
+    said = "'tripled' expired on 2020-01-01: see whether https://example.org/issues/1 still stands"
+    result.stdout.fnmatch_lines([f"*ExpiredExpectationWarning: expectation {said}*"])
 
 
 def test_an_expired_entry_is_an_error_where_warnings_are(run_with: Run) -> None:

@@ -28,6 +28,16 @@ from fp8.testing.strategies import (
 RECIPES = tuple(oracle.RECIPES)
 AUTOCAST = (None, "bfloat16", "float16")
 
+def small(target) -> dict[str, object]:
+    """How the cases of this file are drawn."""
+    return {
+        "smallest": 2,
+        "largest": 96,
+        "magnitudes": ("unit",),
+        "alignment": target.capabilities().alignment,
+    }
+
+
 recipes = pytest.mark.parametrize("recipe", RECIPES)
 
 
@@ -44,7 +54,7 @@ def _recipe_is_known(target, recipe, judge):
 def test_requires_grad_matrix(target, recipe, bias, judge, fp8_seed, data):
     """All combinations of input, weight and bias: None where nn.Linear gives None, and where it
     gives a gradient the one that asking for everything gives."""
-    case = data.draw(linear_cases(smallest=2, largest=96, magnitudes=("unit",)))
+    case = data.draw(linear_cases(**small(target)))
     case = LinearCase(**{**case.facts(), "bias": bias})
     judge.example(recipe=recipe, **case.facts())
     operands = arrays(case, fp8_seed)
@@ -76,7 +86,7 @@ def test_requires_grad_matrix(target, recipe, bias, judge, fp8_seed, data):
 @given(data=st.data())
 def test_without_gradients(target, recipe, mode, judge, fp8_seed, data):
     """The output is the same when no gradient is wanted, and then there is no graph."""
-    case = data.draw(linear_cases(smallest=2, largest=96, magnitudes=("unit",)))
+    case = data.draw(linear_cases(**small(target)))
     judge.example(recipe=recipe, **case.facts())
     operands = arrays(case, fp8_seed)
     layer = make_layer(target, recipe, operands.w, operands.bias, case.dtype)
@@ -101,7 +111,7 @@ def test_without_gradients(target, recipe, mode, judge, fp8_seed, data):
 @given(data=st.data())
 def test_dtypes_and_autocast(target, recipe, autocast, parameters, judge, fp8_seed, data):
     """Parameter dtype, input dtype, autocast and bias: dtypes as nn.Linear's, values the oracle's."""
-    case = data.draw(linear_cases(dtypes=(parameters,), smallest=8, largest=96, magnitudes=("unit",)))
+    case = data.draw(linear_cases(dtypes=(parameters,), **small(target)))
     inputs = data.draw(st.sampled_from(DTYPES)) if autocast else parameters
     judge.example(recipe=recipe, autocast=autocast, input=inputs, **case.facts())
     operands = arrays(case, fp8_seed)
@@ -149,12 +159,10 @@ def test_dtypes_and_autocast(target, recipe, autocast, parameters, judge, fp8_se
 @recipes
 @pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
 @examples(15)
-@given(shape=shapes(2, 128), seed=st.integers(0, 2**20))
-def test_bias_is_added_before_the_rounding(
-    target, recipe, dtype, judge, fp8_seed, shape, seed
-):
+@given(data=st.data(), seed=st.integers(0, 2**20))
+def test_bias_is_added_before_the_rounding(target, recipe, dtype, judge, fp8_seed, data, seed):
     """The layer's output is round(sum + bias), one rounding, whatever the stack's policy."""
-    M, K, N = shape
+    M, K, N = data.draw(shapes(2, 128, False, target.capabilities().alignment, align_rows=True))
     judge.example(M=M, K=K, N=N, recipe=recipe, dtype=dtype, bias=True, seed=seed)
     operands = exact_arrays(M, K, N, recipe, dtype, True, seed + fp8_seed)
     run = run_linear(target, recipe, operands, dtype)
@@ -166,10 +174,10 @@ def test_bias_is_added_before_the_rounding(
 @pytest.mark.law("P18", "P08")
 @recipes
 @examples(10)
-@given(shape=shapes(2, 96), seed=st.integers(0, 2**20))
-def test_expanded_grad_output(target, recipe, judge, fp8_seed, shape, seed):
+@given(data=st.data(), seed=st.integers(0, 2**20))
+def test_expanded_grad_output(target, recipe, judge, fp8_seed, data, seed):
     """The gradient of a sum has strides 0: it gives what its contiguous copy gives."""
-    M, K, N = shape
+    M, K, N = data.draw(shapes(2, 96, False, target.capabilities().alignment, align_rows=True))
     judge.example(M=M, K=K, N=N, recipe=recipe, dtype="bfloat16", seed=seed)
     operands = exact_arrays(M, K, N, recipe, "bfloat16", True, seed + fp8_seed)
     layer = make_layer(target, recipe, operands.w, operands.bias, "bfloat16")

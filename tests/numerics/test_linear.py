@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fp8.testing import oracle
 from fp8.testing.bounds import expected, product_bound
-from fp8.testing.linear_runs import LinearRun, run_linear
+from fp8.testing.laws import QUALITY_ROW_DB
+from fp8.testing.linear_runs import LinearRun, accumulation, run_linear
 from fp8.testing.strategies import (
     DTYPES,
     LAYOUTS,
-    MAGNITUDES,
     VALUES,
     LinearArrays,
     LinearCase,
@@ -31,8 +31,6 @@ from fp8.testing.strategies import (
 )
 
 RECIPES = tuple(oracle.RECIPES)
-#: result -> the product of the recipe that makes it
-PRODUCTS = {"y": "output", "dx": "grad_input", "dw": "grad_weight"}
 #: values whose running sum stays near zero: fast accumulation on same-sign data has its own law
 MIXED_SIGN = tuple(name for name in VALUES if name != "positive")
 #: values of which many make up a row: where one dominates, as in a lognormal, the way that one
@@ -48,17 +46,6 @@ def recipe_of(target, recipe, judge):
 
 def contraction(case, name: str) -> int:
     return {"y": case.K, "dx": case.N, "dw": case.M, "db": case.M}[name]
-
-
-def accumulation(target, recipe: str, name: str) -> str:
-    """The model of the sum that made a result."""
-    if name == "db":
-        return "float32"
-    a, _, mode = oracle.RECIPES[recipe][PRODUCTS[name]]
-    if a is None:
-        # torch.mm keeps a float32 accumulator for every dtype.
-        return "float32"
-    return target.policy.accumulation[mode]
 
 
 def judge_tight(judge, target, case: LinearCase, recipe: str, run: LinearRun, exact) -> None:
@@ -82,16 +69,30 @@ def judge_tight(judge, target, case: LinearCase, recipe: str, run: LinearRun, ex
         judge.bound(law, f"{name} tight", getattr(run, name), value, bound)
 
 
-def judge_quality(judge, case: LinearCase, operands: LinearArrays, run: LinearRun, exact) -> None:
+#: Hopper's accumulator cuts each product at 2^-14 of the row's largest: K = 128 of them, all one
+#: way, are off by 2^-7 of it, about the noise of float8 in a row that one product dominates. Noise
+#: added to equal noise is 3 dB (measured on H200: 1.4 dB); a row that is lost or has another's
+#: scale is off by more.
+NARROW_ROW_DB = 3.0
+#: values of which no product dominates a row
+EVEN = ("normal", "zeros", "outlier_rows")
+
+
+def judge_quality(
+    judge, target, case: LinearCase, recipe: str, operands: LinearArrays, run: LinearRun, exact
+) -> None:
     """SQNR as good as the oracle's on the same operands, and no better."""
     ideal = oracle.exact_linear(operands.x, operands.w, operands.bias, operands.g)
     for name in ("y", "dx", "dw"):
+        narrow = accumulation(target, recipe, name).startswith("hopper")
+        limit = NARROW_ROW_DB if narrow and case.values not in EVEN else QUALITY_ROW_DB
         judge.quality(
             "P26",
             f"{name} quality",
             getattr(run, name),
             getattr(exact, name).rounded(case.dtype),
             getattr(ideal, name).value,
+            row=limit,
         )
 
 
@@ -100,14 +101,15 @@ def judge_quality(judge, case: LinearCase, operands: LinearArrays, run: LinearRu
 @pytest.mark.parametrize("recipe", RECIPES)
 @examples(40)
 @given(
-    shape=shapes(1, 200, empty_rows=True),
+    data=st.data(),
     bias=st.booleans(),
     layout=st.sampled_from(LAYOUTS),
     seed=st.integers(0, 2**20),
 )
-def test_exact(target, recipe_of, recipe, dtype, judge, fp8_seed, shape, bias, layout, seed):
+def test_exact(target, recipe_of, recipe, dtype, judge, fp8_seed, data, bias, layout, seed):
     """Small integers times powers of two: y, dX, dW and db equal float64's result, bit for bit."""
-    M, K, N = shape
+    alignment = target.capabilities().alignment
+    M, K, N = data.draw(shapes(1, 200, True, alignment, align_rows=True))
     judge.example(M=M, K=K, N=N, recipe=recipe, dtype=dtype, bias=bias, layout=layout, seed=seed)
     operands = exact_arrays(M, K, N, recipe, dtype, bias, seed + fp8_seed)
     ran, run = judge.attempt(
@@ -141,7 +143,14 @@ def judge_exact(judge, law: str, check: str, got, want, dtype: str) -> None:
 @given(data=st.data())
 def test_tight(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
     """Any shape, layout, bias, distribution and magnitude: each result within its derived bound."""
-    case = data.draw(linear_cases(dtypes=(dtype,), values=MIXED_SIGN, empty_rows=True))
+    case = data.draw(
+        linear_cases(
+            dtypes=(dtype,),
+            values=MIXED_SIGN,
+            empty_rows=True,
+            alignment=target.capabilities().alignment,
+        )
+    )
     judge.example(recipe=recipe, **case.facts())
     operands = arrays(case, fp8_seed)
     ran, run = judge.attempt(
@@ -175,13 +184,19 @@ def test_quality(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
     # From 48 up a row's error is a sum of many: one value that rounds the other way cannot move it.
     case = data.draw(
         linear_cases(
-            dtypes=(dtype,), smallest=48, largest=200, values=MANY_A_ROW, magnitudes=("unit",)
+            dtypes=(dtype,),
+            smallest=48,
+            largest=200,
+            values=MANY_A_ROW,
+            magnitudes=("unit",),
+            alignment=target.capabilities().alignment,
         )
     )
     judge.example(recipe=recipe, **case.facts())
     operands = arrays(case, fp8_seed)
     run = run_linear(target, recipe, operands, dtype, layout=case.layout)
-    judge_quality(judge, case, operands, run, linear_oracle(target, recipe, operands, dtype))
+    exact = linear_oracle(target, recipe, operands, dtype)
+    judge_quality(judge, target, case, recipe, operands, run, exact)
 
 
 @pytest.mark.law("P03")
@@ -189,12 +204,14 @@ def test_quality(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
 @examples(30)
 @given(
     leading=st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple),
-    K=st.integers(1, 40),
-    N=st.integers(1, 40),
+    columns=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     seed=st.integers(0, 2**20),
 )
-def test_leading_dimensions(target, recipe_of, recipe, judge, fp8_seed, leading, K, N, seed):
+def test_leading_dimensions(target, recipe_of, recipe, judge, fp8_seed, leading, columns, seed):
     """Any number of leading dimensions, empty ones too, gives what the flat input gives."""
+    alignment = target.capabilities().alignment
+    K, N = (-(-extent // alignment) * alignment for extent in columns)
+    leading = (*leading[:-1], -(-leading[-1] // alignment) * alignment)
     M = int(np.prod(leading))
     judge.example(M=M, K=K, N=N, recipe=recipe, leading=list(leading), dtype="bfloat16", seed=seed)
     operands = exact_arrays(M, K, N, recipe, "bfloat16", False, seed + fp8_seed)
@@ -217,7 +234,8 @@ def test_leading_dimensions(target, recipe_of, recipe, judge, fp8_seed, leading,
 @given(data=st.data())
 def test_repeatable(target, recipe_of, recipe, judge, fp8_seed, data):
     """The same input twice gives the same bits."""
-    case = data.draw(linear_cases(smallest=16, largest=200, magnitudes=tuple(MAGNITUDES)))
+    alignment = target.capabilities().alignment
+    case = data.draw(linear_cases(smallest=16, largest=200, alignment=alignment))
     judge.example(recipe=recipe, **case.facts())
     operands = arrays(case, fp8_seed)
     first = run_linear(target, recipe, operands, case.dtype, layout=case.layout)

@@ -109,10 +109,6 @@ def require(judge, target, left: Operand, right: Operand) -> None:
     judge.require(known, f"scaled_mm: no {left} x {right}")
 
 
-def alignment(target) -> int:
-    return getattr(target.capabilities(), "alignment", 1)
-
-
 @pytest.mark.law("P05", "P18", "P22", "P03")
 @granularity_pairs
 @format_pairs
@@ -126,7 +122,7 @@ def test_exact(target, judge, fp8_seed, formats, granularities, accumulation, da
     """
     left, right = (operand(f, g) for f, g in zip(formats, granularities, strict=True))
     require(judge, target, left, right)
-    M, K, N = data.draw(shapes(1, 300, empty_rows=True, alignment=alignment(target)))
+    M, K, N = data.draw(shapes(1, 300, empty_rows=True, alignment=target.capabilities().alignment))
     layout = data.draw(st.sampled_from(LAYOUTS))
     dtype = data.draw(st.sampled_from([d for d in DTYPES if supports_dtype(target, d)]))
     judge.example(M=M, K=K, N=N, dtype=dtype, layout=layout, accumulation=accumulation, seed=seed)
@@ -158,7 +154,7 @@ def test_tight(target, judge, fp8_seed, formats, granularities, accumulation, da
     """Every finite code and arbitrary scales: within the bound of the target's accumulation."""
     left, right = (operand(f, g) for f, g in zip(formats, granularities, strict=True))
     require(judge, target, left, right)
-    M, K, N = data.draw(shapes(1, 260, alignment=alignment(target)))
+    M, K, N = data.draw(shapes(1, 260, alignment=target.capabilities().alignment))
     dtype = data.draw(st.sampled_from([d for d in DTYPES if supports_dtype(target, d)]))
     judge.example(M=M, K=K, N=N, dtype=dtype, accumulation=accumulation, seed=seed)
     rng = np.random.default_rng([fp8_seed, seed])
@@ -197,7 +193,7 @@ def test_bias_is_added_before_the_rounding(target, judge, fp8_seed, accumulation
         getattr(torch, dtype) in target.capabilities().bias_dtypes,
         f"scaled_mm: no bias with {dtype} output",
     )
-    M, K, N = data.draw(shapes(2, 200, alignment=alignment(target)))
+    M, K, N = data.draw(shapes(2, 200, alignment=target.capabilities().alignment))
     judge.example(M=M, K=K, N=N, dtype=dtype, accumulation=accumulation, seed=seed)
     rng = np.random.default_rng([fp8_seed, seed])
     a, b = exact_pair(rng, how, how, M, K, N)

@@ -76,7 +76,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.law("P14")
+@pytest.mark.law("P14", "P18")
 @pytest.mark.parametrize("shape", INPUTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "float32", "autocast"])
 def test_saves_no_more_than_nn_linear(target, recipe, shape, precision, judge):
@@ -93,7 +93,11 @@ def test_saves_no_more_than_nn_linear(target, recipe, shape, precision, judge):
     converted = target.convert(copy.deepcopy(plain), recipe)
     x = models.values(0, m, k, dtype=dtype, device=target.device)
     inputs = [INPUTS[shape](x.clone().requires_grad_()) for _ in range(2)]
-    ours = activation_bytes(converted, inputs[0], context)
+    ran, ours = judge.attempt(
+        "P18", f"{shape} runs", lambda: activation_bytes(converted, inputs[0], context)
+    )
+    if not ran:
+        return
     theirs = activation_bytes(plain, inputs[1], context)
     judge.record(f"saved {recipe} {precision} {shape}", ours, "bytes")
     budget = theirs + slack(target, recipe)
@@ -143,22 +147,26 @@ def test_frozen_layers_save_less(target, recipe, judge):
 
 @pytest.mark.law("P14")
 def test_memory_is_flat_over_steps(target, recipe, judge, fp8_seed):
-    """Twenty steps leave as many bytes alive as two, with the gradients freed as many as none."""
+    """Twenty steps leave as many bytes alive as two, with the gradients freed: none."""
     judge.example(recipe=recipe, dtype="bfloat16")
-    model = target.convert(models.mlp(target, dtype="bfloat16"), recipe)
-    stepper = torch.optim.SGD(model.parameters(), lr=0.01)
     x, g = models.mlp_batch(target, dtype="bfloat16", seed=fp8_seed)
 
-    def steps(count: int) -> int:
+    def steps(model: nn.Module, count: int) -> None:
+        stepper = torch.optim.SGD(model.parameters(), lr=0.01)
         for _ in range(count):
             model(x).backward(g)
             stepper.step()
             stepper.zero_grad(set_to_none=True)
-        return memory.live_bytes(target.device)
 
-    nothing = memory.live_bytes(target.device)
-    after = [steps(2), steps(18)]
-    judge.equal("P14", "bytes alive after 2 and after 20 steps", after, [nothing, nothing])
+    first, second = (target.convert(models.mlp(target, dtype="bfloat16"), recipe) for _ in range(2))
+    # The first call of a product on a GPU allocates its library's workspace.
+    steps(first, 1)
+    with memory.growth(target.device) as alive:
+        after = []
+        for count in (2, 18):
+            steps(second, count)
+            after.append(alive())
+    judge.equal("P14", "bytes alive after 2 and after 20 steps", after, [0, 0])
 
 
 @pytest.mark.law("P14")
@@ -182,7 +190,7 @@ def test_conversion_allocates_nothing(target, recipe, judge):
 @pytest.mark.law("P19")
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_requires_grad_matrix(target, recipe, visible, bias, judge, fp8_seed):
-    """Every combination of requires_grad: nn.Linear's gradients, and no product for a frozen one."""
+    """Every combination of requires_grad: nn.Linear's gradients, no product for a frozen one."""
     m, k, n = extents(target)
     x = models.values(4 + fp8_seed, m, k, dtype="bfloat16", device=target.device)
     g = models.values(5 + fp8_seed, m, n, dtype="bfloat16", device=target.device)
@@ -193,7 +201,8 @@ def test_requires_grad_matrix(target, recipe, visible, bias, judge, fp8_seed):
     }
     for flags in product([True, False], repeat=len(wanted)):
         needs = dict(zip(wanted, flags, strict=True))
-        judge.example(recipe=recipe, dtype="bfloat16", M=m, K=k, N=n, **needs)
+        named = "+".join(name for name in needs if needs[name])
+        judge.example(recipe=recipe, dtype="bfloat16", M=m, K=k, N=n, bias=bias, needs=named)
         model = target.convert(models.linear(target, k, n, dtype="bfloat16", bias=bias), recipe)
         leaves = {"input": x.clone()} | {
             name.split(".")[-1]: p for name, p in model.named_parameters()

@@ -1,4 +1,4 @@
-"""The laws on operands that a real model saw: the shipped sample, or --fp8-tensors FILE.
+"""The laws on operands that a real model saw: the shipped sample, or --fp8-tensors=FILE.
 
 Captured operands are skewed, correlated and full of outliers where drawn ones are tame. Each layer
 is judged under every recipe that the target has, and the summary shows what float8 costs on it.
@@ -10,18 +10,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
-from fp8.testing import captured, oracle, tensor_report
+from fp8.testing import captured, oracle, tensor_report, tensor_table
 from fp8.testing.bounds import expected, product_bound
-from fp8.testing.linear_runs import LinearRun, run_linear
+from fp8.testing.linear_runs import accumulation, run_linear
 from fp8.testing.options import read_options
 from fp8.testing.strategies import LinearArrays
 
 SAMPLE = Path(__file__).parent / "data" / "minilm.safetensors"
 RECIPES = tuple(oracle.RECIPES)
-#: result -> its law, and the length of its sum, which is an extent of g (M, N) or x (M, K)
-LAWS = {"y": "P05", "dx": "P08", "dw": "P08"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -50,7 +47,7 @@ def operands_of(layer: captured.Captured) -> LinearArrays:
     return LinearArrays(x, w, None, g)
 
 
-def as_array(tensor: torch.Tensor):
+def as_array(tensor):
     return tensor.double().cpu().numpy()
 
 
@@ -70,13 +67,6 @@ def can_run(target, layer: captured.Captured, recipe: str) -> str | None:
     if layer.x.dtype not in able.dtypes:
         return f"convert: no {layer.dtype}"
     return None
-
-
-def accumulation(target, recipe: str, name: str) -> str:
-    """The model of the sum that made a result."""
-    a, _, mode = oracle.RECIPES[recipe][tensor_report.PRODUCTS[name]]
-    # A product in high precision keeps a float32 accumulator.
-    return "float32" if a is None else target.policy.accumulation[mode]
 
 
 @pytest.mark.law("P03", "P05", "P08")
@@ -106,39 +96,34 @@ def test_tight(target, path, layer, recipe, judge):
 @pytest.mark.law("P26")
 def test_quality(target, path, judge):
     """SQNR on captured layers as good as the oracle's, and no better; shown as a table."""
-    obstacles = {
-        (name, recipe): can_run(target, layer, recipe)
-        for name, layer in layers_of(path).items()
-        for recipe in RECIPES
-    }
-    cases = [case for case, obstacle in obstacles.items() if obstacle is None]
-    judge.require(cases, "; ".join(sorted({o for o in obstacles.values() if o is not None})))
-    measured = [measure(target, path, *case) for case in cases]
-    rows = [row for row, *_ in measured]
-    # Before the judgement: whoever fails it wants to see this.
-    judge.note(f"captured operands, {path.name}\n\n{tensor_report.as_text(rows)}\n")
-    for row, run, quantised, exact in measured:
-        begin(judge, path, row.layer, row.recipe)
-        dtype = layers_of(path)[row.layer].dtype
-        for name, product in row.products.items():
-            judge.record(f"{row.layer} {row.recipe} {name}", product.sqnr, "sqnr")
-            judge.quality(
-                "P26",
-                f"{name} quality",
-                getattr(run, name),
-                getattr(quantised, name).rounded(dtype),
-                getattr(exact, name).value,
-            )
+    layers = layers_of(path)
+    obstacles = {(n, r): can_run(target, layers[n], r) for n in layers for r in RECIPES}
+    missing = sorted({obstacle for obstacle in obstacles.values() if obstacle is not None})
+    judge.require(None in obstacles.values(), "; ".join(missing))
+    rows: list[tensor_report.LayerReport] = []
+    try:
+        for name, layer in layers.items():
+            operands = operands_of(layer)
+            exact = oracle.exact_linear(operands.x, operands.w, None, operands.g)
+            for recipe in RECIPES:
+                if obstacles[name, recipe] is None:
+                    begin(judge, path, name, recipe)
+                    judge_quality(target, judge, name, recipe, operands, layer.dtype, exact, rows)
+    finally:  # whoever fails wants to see what there is
+        judge.note(f"captured operands, {path.name}\n\n{tensor_table.as_text(rows)}\n")
 
 
-def measure(target, path: Path, name: str, recipe: str):
-    """A row of the table, and the arrays that it was made of."""
-    layer = layers_of(path)[name]
-    operands = operands_of(layer)
-    run: LinearRun = run_linear(target, recipe, operands, layer.dtype)
-    got = {name: as_array(getattr(run, name)) for name in tensor_report.PRODUCTS}
+def judge_quality(
+    target, judge, layer: str, recipe: str, operands, dtype: str, exact, rows
+) -> None:
+    """Add a row of the table, then judge what it shows."""
     x, w, g = operands.x, operands.w, operands.g
-    quantised = oracle.linear(x, w, None, g, recipe, dtype=layer.dtype)
-    exact = oracle.exact_linear(x, w, None, g)
-    row = tensor_report.measure(name, recipe, (x, w, g), got, quantised, exact)
-    return row, run, quantised, exact
+    run = run_linear(target, recipe, operands, dtype)
+    quantised = oracle.linear(x, w, None, g, recipe, dtype=dtype)
+    results = {name: getattr(run, name) for name in tensor_report.PRODUCTS}
+    got = {name: as_array(result) for name, result in results.items()}
+    rows.append(tensor_report.measure(layer, recipe, (x, w, g), got, quantised, exact))
+    for name, result in results.items():
+        want = getattr(quantised, name).rounded(dtype)
+        judge.record(f"{layer} {recipe} {name}", rows[-1].products[name].sqnr, "sqnr")
+        judge.quality("P26", f"{name} quality", result, want, getattr(exact, name).value)
