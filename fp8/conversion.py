@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,12 @@ from torch.nn.utils import parametrize
 
 from fp8 import regimes
 from fp8.linear import Float8Linear
-from fp8.matmul import Backend
 from fp8.quantize import HIGH_PRECISION
 from fp8.recipes import Recipe
 from fp8.recipes import get as get_recipe
+
+if TYPE_CHECKING:
+    from fp8.matmul import Backend
 
 FilterFn = Callable[[nn.Linear, str], bool]
 
@@ -92,7 +94,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: got {type(model).__name__}, needs a torch.nn.Module")
     if isinstance(model, nn.Linear):
-        raise ValueError(
+        raise ValueError(  # noqa: TRY004 - a Linear is a Module, this one has no parent
             "model: got a Linear, needs a model that contains it: wrap it, as in "
             "nn.Sequential(layer), or build a Float8Linear"
         )
@@ -143,7 +145,7 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, nn.Module]]:
                 yield f"{parent_name}.{child_name}".lstrip("."), child, parent
 
 
-def _obstacle(layer: nn.Linear, parent: nn.Module) -> str | None:
+def _obstacle(layer: nn.Linear, parent: nn.Module) -> str | None:  # noqa: PLR0911 - one a reason
     """Why this layer cannot be converted, or None."""
     if isinstance(layer, Float8Linear):
         return f"already float8 ({layer.recipe.name})"
@@ -179,34 +181,33 @@ def _advice(layer: nn.Linear, parent: nn.Module, tokens: int | None) -> str:
 
 
 def _swap(layer: nn.Linear, recipe: Recipe, backend: Backend | None) -> None:
-    layer.__class__ = _float8_class(type(layer))
-    assert isinstance(layer, Float8Linear)
-    layer.recipe = recipe
-    layer.backend = backend or default_backend(layer.weight.device)
+    base: type = type(layer)
+    layer.__class__ = _float8_class(base)
+    vars(layer).update(recipe=recipe, backend=backend or default_backend(layer.weight.device))
 
 
 def default_backend(device: torch.device) -> Backend:
-    """ "torch" on a GPU whose tensor cores take float8 (compute capability 8.9), else "emulated"."""
+    """The backend "torch" on a GPU with float8 tensor cores (sm_89 or later), else "emulated"."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9):
         return "torch"
     return "emulated"
 
 
-@cache
-def _float8_class(base: type[nn.Linear]) -> type[Float8Linear]:
+@cache  # one class for each base, so that two layers of a kind have one type
+def _float8_class(base: type) -> type[Float8Linear]:
     """Float8Linear itself, or for a subclass of Linear the class that is also that subclass."""
     if base is nn.Linear:
         return Float8Linear
 
     def reduce(self: Float8Linear, protocol: int) -> tuple[Any, ...]:
         # The class is made here, so pickle must be told how to make it again.
-        return _empty, (base,), self.__getstate__()
+        return _empty, (base,), self.__getstate__()  # type: ignore[no-untyped-call]
 
     members = {"__reduce_ex__": reduce, "__module__": base.__module__}
     return type(f"Float8{base.__name__}", (Float8Linear, base), members)
 
 
-def _empty(base: type[nn.Linear]) -> Float8Linear:
+def _empty(base: type) -> Float8Linear:
     cls = _float8_class(base)
     return cls.__new__(cls)
 
@@ -247,9 +248,9 @@ def watch(model: nn.Module) -> Iterator[Watch]:
         return wrapper
 
     for name, layer in layers.items():
-        layer.forward = counted(name, layer.forward)  # type: ignore[method-assign]
+        vars(layer)["forward"] = counted(name, layer.forward)
     try:
         yield ran
     finally:
         for layer in layers.values():
-            del layer.forward
+            del vars(layer)["forward"]

@@ -8,7 +8,7 @@ AMD's MI300 define them (finite, no negative zero, the code of -0 is the only Na
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Overflow(str, Enum):
+class Overflow(StrEnum):
     """What a value too large for the format becomes. Infinities follow the same rule."""
 
     #: the largest finite value, with the sign kept

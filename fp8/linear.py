@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fp8 import matmul, quantize
-from fp8.matmul import Backend
 from fp8.quantize import HIGH_PRECISION
 from fp8.recipes import Product, Recipe
 from fp8.recipes import get as get_recipe
+
+if TYPE_CHECKING:
+    from fp8.matmul import Backend
 
 
 class Float8Linear(nn.Linear):
@@ -43,9 +45,11 @@ class Float8Linear(nn.Linear):
         self.backend = backend
 
     def forward(self, input: Tensor) -> Tensor:
+        """The output (..., out_features) of input (..., in_features); see `linear`."""
         return linear(input, self.weight, self.bias, recipe=self.recipe, backend=self.backend)
 
     def extra_repr(self) -> str:
+        """What print(model) shows."""
         return f"{super().extra_repr()}, recipe={self.recipe.name}, backend={self.backend}"
 
 
@@ -67,7 +71,7 @@ def linear(
     compute = autocast or x.dtype
     rows = x.to(compute).reshape(-1, weight.shape[1])
     cast_bias = None if bias is None else bias.to(compute)
-    out: Tensor = _Linear.apply(rows, weight, cast_bias, recipe, backend)
+    out: Tensor = _Linear.apply(rows, weight, cast_bias, recipe, backend)  # type: ignore[no-untyped-call]
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 

@@ -6,7 +6,7 @@ traced graph shows which products run, in which formats and with which accumulat
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fp8 import scaling
 from fp8.formats import E4M3FN, E5M2, from_dtype
 from fp8.quantize import HIGH_PRECISION, Operand, Quantized
 from fp8.recipes import Accumulation
-from fp8.scaling import GRANULARITIES, ROWWISE, TENSORWISE
+from fp8.scaling import BLOCK_1X128, BLOCK_128X128, GRANULARITIES, ROWWISE, TENSORWISE
 
 #: "emulated": float64 arithmetic on the dequantised operands, on any device.
 #: "torch": torch's scaled product, float8 hardware on CUDA.
@@ -135,9 +135,7 @@ def supports(a: Operand, b: Operand, *, backend: Backend, device: torch.device) 
         return False
     if backend == "emulated" or _is_flat(a, b):
         return True
-    # cuBLASLt multiplies blockwise operands in e4m3 alone.
-    both_e4m3 = a.format == b.format == E4M3FN
-    return both_e4m3 and device.type == "cuda" and _blockwise_recipes(a, b) is not None
+    return device.type == "cuda" and _multiplies_blockwise(a, b)
 
 
 def _is_flat(a: Operand, b: Operand) -> bool:
@@ -317,9 +315,7 @@ def _pad(operand: Quantized, *, rows: int, columns: int) -> Quantized:
     shape = how.granularity.scale_shape(rows, columns)
     more = (0, shape[1] - scale.shape[1], 0, shape[0] - scale.shape[0])
     # A scale of 1 for the rows that are new: 0 * 1 adds nothing, 0 * NaN would.
-    return Quantized(
-        bytes_.view(codes.dtype), torch.nn.functional.pad(scale, more, value=1.0), how
-    )
+    return Quantized(bytes_.view(codes.dtype), torch.nn.functional.pad(scale, more, value=1.0), how)
 
 
 def _flat_product(
@@ -330,7 +326,7 @@ def _flat_product(
         # One side tensorwise, one rowwise: the operator wants both the same.
         a_scale = a_scale.expand(a.codes.shape[0], 1)
         b_scale = b_scale.expand(1, b.codes.shape[0])
-    return torch._scaled_mm(
+    return torch._scaled_mm(  # noqa: SLF001 - the only name that it has
         a.codes,
         b.codes.t(),
         scale_a=a_scale.contiguous(),
@@ -341,33 +337,35 @@ def _flat_product(
     )
 
 
-def _blockwise_recipes(a: Operand, b: Operand) -> tuple[object, object] | None:
-    """torch's names for the two granularities, or None where it cannot multiply them."""
-    if not hasattr(torch.nn.functional, "scaled_mm"):
-        return None
+def _multiplies_blockwise(a: Operand, b: Operand) -> bool:
+    # cuBLASLt multiplies blockwise operands in e4m3 alone, and not two of 128x128.
+    pairs = ((BLOCK_1X128, BLOCK_128X128), (BLOCK_128X128, BLOCK_1X128), (BLOCK_1X128, BLOCK_1X128))
+    return (
+        hasattr(torch.nn.functional, "scaled_mm")
+        and a.format == b.format == E4M3FN
+        and (a.granularity, b.granularity) in pairs
+    )
+
+
+def _blockwise_recipes(a: Operand, b: Operand) -> tuple[Any, Any]:
+    """torch's names for the two granularities."""
     types = torch.nn.functional.ScalingType
-    names = {
-        scaling.BLOCK_1X128: types.BlockWise1x128,
-        scaling.BLOCK_128X128: types.BlockWise128x128,
-    }
-    pair = (names.get(a.granularity), names.get(b.granularity))
-    both_large = a.granularity == b.granularity == scaling.BLOCK_128X128
-    return None if None in pair or both_large else pair
+    names = {BLOCK_1X128: types.BlockWise1x128, BLOCK_128X128: types.BlockWise128x128}
+    return names[a.granularity], names[b.granularity]
 
 
 def _blockwise_product(
     a: Quantized, b: Quantized, bias: Tensor | None, out_dtype: torch.dtype, fast: bool
 ) -> Tensor:
     # cuBLASLt promotes its sums at every scale, every 128 values, whatever is asked for.
-    recipes = _blockwise_recipes(a.operand, b.operand)
-    assert recipes is not None, "supports() was asked first"
+    recipe_a, recipe_b = _blockwise_recipes(a.operand, b.operand)
     return torch.nn.functional.scaled_mm(
         a.codes,
         b.codes.t(),
         scale_a=_blockwise_scale(a),
-        scale_recipe_a=recipes[0],
+        scale_recipe_a=recipe_a,
         scale_b=_blockwise_scale(b),
-        scale_recipe_b=recipes[1],
+        scale_recipe_b=recipe_b,
         bias=bias,
         output_dtype=out_dtype,
         use_fast_accum=False,
@@ -377,7 +375,7 @@ def _blockwise_product(
 def _blockwise_scale(operand: Quantized) -> Tensor:
     """The scales as cuBLASLt reads them (seen with torch 2.11 on H200)."""
     scale = operand.scale
-    if operand.operand.granularity == scaling.BLOCK_1X128:
+    if operand.operand.granularity == BLOCK_1X128:
         # All rows' scales for one block of the contraction lie together: strides (1, rows).
         return scale.t().contiguous().t()
     # The blocks of the contraction come first, padded to a multiple of 4.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fp8 import scaling
 from fp8.formats import E8M0FNU, FORMATS, Format
-from fp8.scaling import Granularity, ScaleRule
+
+if TYPE_CHECKING:
+    from fp8.scaling import Granularity, ScaleRule
 
 #: what may be quantised
 HIGH_PRECISION = (torch.float32, torch.bfloat16, torch.float16)

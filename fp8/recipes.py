@@ -13,10 +13,9 @@ The recipes are torchao's (torchao/float8/config.py, `Float8LinearConfig.from_re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fp8.formats import E4M3FN, E5M2
 from fp8.quantize import Operand
@@ -28,6 +27,9 @@ from fp8.scaling import (
     TORCHAO,
     TORCHAO_POW2,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: "fast": Hopper's tensor cores keep the running sum in their own narrow accumulator;
 #: "precise": it is promoted to float32 every 128 values

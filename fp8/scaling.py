@@ -1,19 +1,20 @@
 """amax to scale: what shares one scale (granularity) and how its value is made (scale rule).
 
 Two factors belong to every group of values: the *multiplier* takes values into the format's range,
-the *scale* takes codes back, x ~ codes * scale. torchao calls the multiplier "scale" and Transformer
-Engine calls the scale "scale_inv"; here `scale` is always the dequantising factor.
+the *scale* takes codes back, x ~ codes * scale. What torchao calls "scale" is the multiplier, and
+Transformer Engine's "scale_inv" is the scale; here `scale` is always the dequantising factor.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from fp8.formats import Format
+if TYPE_CHECKING:
+    from fp8.formats import Format
 
 #: the exponent and sign bits of a float32
 _POWER_OF_TWO_BITS = -0x0080_0000  # 0xFF80_0000 as a signed 32-bit integer

@@ -6,12 +6,12 @@ What the name leads to is called with the device (`factory(device)`) and returns
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from fp8.targets.base import Target
@@ -47,8 +47,7 @@ def load(spec: str, device: str | torch.device = "cpu") -> Target:
     """
     import torch
 
-    factory = _factory(spec)
-    target = factory(torch.device(device)) if callable(factory) else factory
+    target = _factory(spec)(torch.device(device))
     target.name = spec
     return target
 
@@ -68,5 +67,7 @@ def _factory(spec: str) -> Callable[[torch.device], Target]:
     try:
         factory: Callable[[torch.device], Target] = point.load()
     except (ImportError, AttributeError) as error:
-        raise UnknownTargetError(f"target: {spec!r} ({point.value}) cannot be loaded: {error}") from error
+        raise UnknownTargetError(
+            f"target: {spec!r} ({point.value}) cannot be loaded: {error}"
+        ) from error
     return factory

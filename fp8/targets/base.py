@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-from fp8.formats import Format
-from fp8.quantize import Operand, Quantized
+    import torch
+    from torch import Tensor, nn
+
+    from fp8.formats import Format
+    from fp8.quantize import Operand, Quantized
 
 #: how a target sums; each has its own error bound, derived in fp8/testing/bounds.py
 AccumulationModel = Literal[

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fp8 import conversion, matmul, quantize
 from fp8.formats import FORMATS, Format
-from fp8.matmul import Backend
 from fp8.quantize import HIGH_PRECISION, Operand, Quantized
 from fp8.recipes import RECIPES, Recipe
 from fp8.scaling import GRANULARITIES, SCALE_RULES
 from fp8.targets.base import AccumulationModel, Capabilities, Policy
+
+if TYPE_CHECKING:
+    from fp8.matmul import Backend
 
 
 @dataclass
@@ -36,14 +39,15 @@ class ReferenceTarget:
         )
 
     def capabilities(self) -> Capabilities:
+        """Everything: the emulated backend on any device, torch's where its operator does."""
         return self._capabilities
 
     @cached_property
     def _capabilities(self) -> Capabilities:
         elements = [f for f in FORMATS.values() if f.name != "e8m0fnu"]
         operands = frozenset(
-            Operand(format, granularity, rule)
-            for format in elements
+            Operand(fmt, granularity, rule)
+            for fmt in elements
             for granularity in GRANULARITIES.values()
             for rule in SCALE_RULES.values()
         )
@@ -74,9 +78,11 @@ class ReferenceTarget:
         )
 
     def cast(self, x: Tensor, format: Format) -> Tensor:
+        """`fp8.quantize.cast`."""
         return quantize.cast(x, format)
 
     def quantize(self, x: Tensor, operand: Operand) -> Quantized:
+        """`fp8.quantize.quantize`."""
         return quantize.quantize(x, operand)
 
     def scaled_mm(
@@ -88,6 +94,7 @@ class ReferenceTarget:
         out_dtype: torch.dtype,
         accumulation: str,
     ) -> Tensor:
+        """`fp8.matmul.scaled_mm`."""
         return matmul.scaled_mm(
             a,
             b,
@@ -98,6 +105,7 @@ class ReferenceTarget:
         )
 
     def convert(self, module: nn.Module, recipe: str) -> nn.Module:
+        """`fp8.convert`, in place."""
         conversion.convert(module, recipe, backend=self.backend)
         return module
 

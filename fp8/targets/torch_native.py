@@ -110,8 +110,8 @@ class TorchTarget:
             return torch._scaled_mm(  # noqa: SLF001 - the only name that every version has
                 a.codes,
                 b.codes.t(),
-                scale_a=a.scale,
-                scale_b=b.scale.t(),
+                scale_a=_laid_out_scale(a),
+                scale_b=_laid_out_scale(b).t(),
                 bias=bias,
                 out_dtype=out_dtype,
                 use_fast_accum=fast,
@@ -119,9 +119,9 @@ class TorchTarget:
         out: Tensor = functional.scaled_mm(
             a.codes,
             b.codes.t(),
-            scale_a=_functional_scale(a),
+            scale_a=_laid_out_scale(a),
             scale_recipe_a=_scaling_type(pair[0]),
-            scale_b=_functional_scale(b) if pair[1] != ROWWISE else b.scale.t(),
+            scale_b=_laid_out_scale(b).t() if pair[1] == ROWWISE else _laid_out_scale(b),
             scale_recipe_b=_scaling_type(pair[1]),
             bias=bias,
             output_dtype=out_dtype,
@@ -149,16 +149,17 @@ def _scaling_type(granularity: Granularity) -> functional.ScalingType:
     }[granularity]
 
 
-def _functional_scale(operand: Quantized) -> Tensor:
-    """The scales as `functional.scaled_mm` wants them to lie (ScaledBlas.cpp, "Restrictions")."""
+def _laid_out_scale(operand: Quantized) -> Tensor:
+    """The scales as torch wants them to lie (ScaledBlas.cpp, "Restrictions")."""
     scale = operand.scale
+    if operand.operand.granularity in (TENSORWISE, ROWWISE):
+        # (rows, 1) with strides (1, 1): a stride of 0 along the one column is refused, too.
+        return scale.reshape(-1).contiguous()[:, None]
     if operand.operand.granularity == BLOCK_1X128:
         # (rows, blocks) with strides (1, rows).
         return scale.t().contiguous().t()
-    if operand.operand.granularity == BLOCK_128X128:
-        # (blocks along K, rounded up to a multiple of 4; blocks of rows), K's blocks adjacent.
-        return functional.pad(scale, (0, -scale.shape[1] % _BLOCKS_PER_COLUMN)).t()
-    return scale
+    # 128x128: (blocks along K, rounded up to a multiple of 4; blocks of rows), K's blocks adjacent.
+    return functional.pad(scale, (0, -scale.shape[1] % _BLOCKS_PER_COLUMN)).t()
 
 
 def target(device: torch.device) -> TorchTarget:

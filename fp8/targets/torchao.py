@@ -7,6 +7,7 @@ target was chosen.
 from __future__ import annotations
 
 import logging
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -52,7 +53,10 @@ def _quiet_import() -> Iterator[None]:
     for logger in loggers:
         logger.addFilter(is_news)
     try:
-        yield
+        with warnings.catch_warnings():
+            # A docstring's "\\." in torchao 0.18, which Python 3.12 warns of when it compiles it.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            yield
     finally:
         for logger in loggers:
             logger.removeFilter(is_news)

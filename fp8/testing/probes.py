@@ -108,6 +108,11 @@ _KINDS: dict[str, tuple[Any, type[np.unsignedinteger[Any]]]] = {
     "bfloat16": (ml_dtypes.bfloat16, np.uint16),
     "float16": (np.float16, np.uint16),
 }
+_LARGEST = {
+    "float32": (2 - 2.0**-23) * 2.0**127,
+    "bfloat16": (2 - 2.0**-7) * 2.0**127,
+    "float16": (2 - 2.0**-10) * 2.0**15,
+}
 
 
 @dataclass(frozen=True)
@@ -142,8 +147,7 @@ def amax_probes(fmt: str, dtype: str) -> tuple[AmaxProbes, ...]:
             kept = values[np.isfinite(values) & (values > 0)]
             if kept.size:
                 found.append(AmaxProbes(f"{edge}, {step:+d} ulp", kept))
-    kind, _ = _KINDS[dtype]
-    largest = float(ml_dtypes.finfo(kind).max)
+    largest = _LARGEST[dtype]
     finite = np.array([0.0, oracle.smallest_subnormal(dtype), largest, 3.0 * largest / 4])
     found.append(AmaxProbes("end", oracle.round_to(finite, dtype).astype(np.float32)))
     found.append(AmaxProbes("not finite", np.array([np.inf, np.nan], np.float32)))
@@ -182,6 +186,9 @@ def matrix_of_amaxes(
     spread = np.repeat(np.repeat(amaxes.reshape(grid), rows, axis=0), columns, axis=1)
     spread = np.where(np.isfinite(spread), spread, 1.0)
     x = spread * rng.choice([0.0, 0.5, -0.5, 0.25, -0.125, 2.0**-9], spread.shape)
-    places = tops + rng.integers(rows, size=number.size), lefts + rng.integers(columns, size=number.size)
+    places = (
+        tops + rng.integers(rows, size=number.size),
+        lefts + rng.integers(columns, size=number.size),
+    )
     x[places] = amaxes * rng.choice([-1.0, 1.0], number.size)
     return oracle.round_to(x, dtype)

@@ -7,7 +7,6 @@ tiles: bugs hide in square, aligned operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 Array = NDArray[np.float64]

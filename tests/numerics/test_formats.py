@@ -20,7 +20,7 @@ from fp8.testing import oracle
 from fp8.testing.probes import LANES, decisions, float32_sample, lay, sixteen_bit
 from fp8.testing.strategies import DTYPES, VALUES, as_tensor, matrix, to_dtype
 
-# torch makes a signalling NaN of the fnuz formats' NaN, which numpy is loud about when it widens it.
+# torch makes a signalling NaN of the fnuz formats' NaN; numpy is loud about it when it widens it.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
 
 SIXTEEN_BITS = ("bfloat16", "float16")
@@ -83,9 +83,7 @@ def test_every_code_decodes(casts, judge, format, dtype):
     judge.example(format=format, dtype=dtype, lengths="1 to 70")
     starts = [(97 * length) % 180 for length in range(1, 71)]
     windows = [slice(start, start + n) for n, start in enumerate(starts, start=1)]
-    judge.bitwise(
-        "P06", "decode", [codes[w].to(to) for w in windows], [want[w] for w in windows]
-    )
+    judge.bitwise("P06", "decode", [codes[w].to(to) for w in windows], [want[w] for w in windows])
     judge.bitwise("P06", "decode", [c.to(to) for c in codes], list(want))
 
 
@@ -288,6 +286,7 @@ def test_classification(torch_itself, judge, format):
 
 def supported(judge, name: str, operation):
     """What an operation gives, or None where it says that it does not know the dtype."""
+
     def or_refuse():
         try:
             return operation()

@@ -28,6 +28,7 @@ from fp8.testing.strategies import (
 RECIPES = tuple(oracle.RECIPES)
 AUTOCAST = (None, "bfloat16", "float16")
 
+
 def small(target) -> dict[str, object]:
     """How the cases of this file are drawn."""
     return {
@@ -48,7 +49,7 @@ def _recipe_is_known(target, recipe, judge):
 
 @pytest.mark.law("P19", "P08")
 @recipes
-@pytest.mark.parametrize("bias", (True, False), ids=("bias", "no_bias"))
+@pytest.mark.parametrize("bias", [True, False], ids=("bias", "no_bias"))
 @examples(12)
 @given(data=st.data())
 def test_requires_grad_matrix(target, recipe, bias, judge, fp8_seed, data):
@@ -81,7 +82,7 @@ def test_requires_grad_matrix(target, recipe, bias, judge, fp8_seed, data):
 
 @pytest.mark.law("P19", "P07")
 @recipes
-@pytest.mark.parametrize("mode", ("no_grad", "inference_mode", "eval"))
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
 @examples(8)
 @given(data=st.data())
 def test_without_gradients(target, recipe, mode, judge, fp8_seed, data):
@@ -157,7 +158,7 @@ def test_dtypes_and_autocast(target, recipe, autocast, parameters, judge, fp8_se
 
 @pytest.mark.law("P27")
 @recipes
-@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @examples(15)
 @given(data=st.data(), seed=st.integers(0, 2**20))
 def test_bias_is_added_before_the_rounding(target, recipe, dtype, judge, fp8_seed, data, seed):

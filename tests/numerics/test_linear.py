@@ -159,7 +159,9 @@ def test_tight(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
         lambda: run_linear(target, recipe, operands, dtype, layout=case.layout),
     )
     if ran:
-        judge_tight(judge, target, case, recipe, run, linear_oracle(target, recipe, operands, dtype))
+        judge_tight(
+            judge, target, case, recipe, run, linear_oracle(target, recipe, operands, dtype)
+        )
 
 
 def linear_oracle(target, recipe: str, operands: LinearArrays, dtype: str):

@@ -83,10 +83,14 @@ def scale_shape(operand: Operand, rows: int, columns: int) -> tuple[int, int]:
     )
 
 
-def exact_side(rng, operand: Operand, rows: int, columns: int, along: np.ndarray, sign: int) -> Side:
+def exact_side(
+    rng, operand: Operand, rows: int, columns: int, along: np.ndarray, sign: int
+) -> Side:
     """Integer codes and power-of-two scales, different in every group; `along` the contraction the
     exponents of the blocks, which the other operand cancels."""
-    integers = rng.integers(-7, 8, (rows, columns)) * (rng.random((rows, columns)) < 400 / (columns + 1))
+    integers = rng.integers(-7, 8, (rows, columns)) * (
+        rng.random((rows, columns)) < 400 / (columns + 1)
+    )
     codes = oracle.encode(integers.astype(np.float32), operand.format.name)
     shape = scale_shape(operand, rows, columns)
     own = rng.integers(-4, 5, (shape[0], 1))
@@ -182,10 +186,12 @@ def test_tight(target, judge, fp8_seed, formats, granularities, accumulation, da
 
 @pytest.mark.law("P27")
 @accumulations
-@pytest.mark.parametrize("dtype", ("bfloat16", "float16", "float32"))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @examples(20)
 @given(data=st.data(), seed=st.integers(0, 2**20))
-def test_bias_is_added_before_the_rounding(target, judge, fp8_seed, accumulation, dtype, data, seed):
+def test_bias_is_added_before_the_rounding(
+    target, judge, fp8_seed, accumulation, dtype, data, seed
+):
     """round(sum + bias), never round(round(sum) + bias)."""
     how = operand("e4m3fn", "tensorwise")
     require(judge, target, how, how)
@@ -213,7 +219,7 @@ def test_bias_is_added_before_the_rounding(target, judge, fp8_seed, accumulation
 
 @pytest.mark.law("F-ACC", "P27")
 @accumulations
-@pytest.mark.parametrize("contraction", (64, 256, 1024, 4096, 16384, 65536))
+@pytest.mark.parametrize("contraction", [64, 256, 1024, 4096, 16384, 65536])
 def test_sums_of_one_sign(target, judge, fp8_seed, accumulation, contraction):
     """Positive data, whose running sum only grows: the error that random signs hide."""
     how = operand("e4m3fn", "tensorwise")
@@ -237,7 +243,9 @@ def test_sums_of_one_sign(target, judge, fp8_seed, accumulation, contraction):
     )
     value, magnitude = oracle.product(a.values, b.values)
     model = target.policy.accumulation[accumulation]
-    bound = bounds.same_sign_gamma(model, contraction) * magnitude + bounds.half_ulp(value, "float32")
+    bound = bounds.same_sign_gamma(model, contraction) * magnitude + bounds.half_ulp(
+        value, "float32"
+    )
     judge.bound("F-ACC", "sum of one sign", got, value, bound)
     error = float(((got.double().cpu().numpy() - value) / value).mean())
     judge.record("mean error of a same-sign sum", f"{error:+.4f}", "text")
@@ -246,7 +254,13 @@ def test_sums_of_one_sign(target, judge, fp8_seed, accumulation, contraction):
 
 
 #: bits that every value of the sum keeps, for each model of accumulation
-WIDTHS = {"float64": 24, "float32": 23, "cpu_scaled_mm": 23, "hopper_fast": 13, "hopper_precise": 13}
+WIDTHS = {
+    "float64": 24,
+    "float32": 23,
+    "cpu_scaled_mm": 23,
+    "hopper_fast": 13,
+    "hopper_precise": 13,
+}
 
 
 @pytest.mark.law("F-ACC", "P27")

@@ -218,7 +218,8 @@ def test_requires_grad_matrix(target, recipe, visible, bias, judge, fp8_seed):
             continue
         ran = trace_products(partial(y.backward, g))
         due = needs["input"] + needs["weight"]
-        judge.equal("P19", "products backward", len(ran), due)
+        check = "products backward" if due == 2 else "products with something frozen"
+        judge.equal("P19", check, len(ran), due)
         for name, leaf in leaves.items():
             expected = wanted[name] if needs[name] else None
             judge.bitwise("P19", f"grad of {name}", leaf.grad, expected)
