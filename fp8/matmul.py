@@ -307,7 +307,7 @@ def _pad_to(extent: int, alignment: int) -> int:
 def _pad(operand: Quantized, *, rows: int, columns: int) -> Quantized:
     codes, scale, how = operand
     if codes.shape == (rows, columns):
-        return Quantized(codes.contiguous(), scale, how)
+        return Quantized(_compact(codes), scale, how)
     # Zero codes are zero bytes in every format; as bytes they can be padded on every device.
     bytes_ = torch.nn.functional.pad(
         codes.view(torch.uint8), (0, columns - codes.shape[1], 0, rows - codes.shape[0])
@@ -318,19 +318,26 @@ def _pad(operand: Quantized, *, rows: int, columns: int) -> Quantized:
     return Quantized(bytes_.view(codes.dtype), torch.nn.functional.pad(scale, more, value=1.0), how)
 
 
+def _compact(x: Tensor) -> Tensor:
+    """`x` contiguous and at an address that is a multiple of 16 bytes, as cuBLASLt wants it."""
+    x = x.contiguous()
+    # Storage begins at such an address; only a view into it may not.
+    return x if x.storage_offset() * x.element_size() % 16 == 0 else x.clone()
+
+
 def _flat_product(
     a: Quantized, b: Quantized, bias: Tensor | None, out_dtype: torch.dtype, fast: bool
 ) -> Tensor:
-    a_scale, b_scale = a.scale, b.scale.t()
+    a_scale, b_scale = a.scale.reshape(-1), b.scale.reshape(-1)
     if a.operand.granularity != b.operand.granularity:
         # One side tensorwise, one rowwise: the operator wants both the same.
-        a_scale = a_scale.expand(a.codes.shape[0], 1)
-        b_scale = b_scale.expand(1, b.codes.shape[0])
+        a_scale = a_scale.expand(a.codes.shape[0])
+        b_scale = b_scale.expand(b.codes.shape[0])
     return torch._scaled_mm(  # noqa: SLF001 - the only name that it has
         a.codes,
         b.codes.t(),
-        scale_a=a_scale.contiguous(),
-        scale_b=b_scale.contiguous(),
+        scale_a=_compact(a_scale).unsqueeze(1),
+        scale_b=_compact(b_scale).unsqueeze(0),
         bias=bias,
         out_dtype=out_dtype,
         use_fast_accum=fast,

@@ -47,7 +47,8 @@ def load(spec: str, device: str | torch.device = "cpu") -> Target:
     """
     import torch
 
-    target = _factory(spec)(torch.device(device))
+    # "cuda" means the current device: tensors say "cuda:0", and the two are not equal.
+    target = _factory(spec)(torch.empty(0, device=device).device)
     target.name = spec
     return target
 

@@ -1,4 +1,8 @@
-"""torch's own operators as a target: casts and scaled products; it has neither amax nor layers."""
+"""torch's own operators as a target: casts and scaled products; it has neither amax nor layers.
+
+Tensorwise and rowwise products only: blockwise ones want rows, blocks and scales padded by their
+caller, and are judged through `reference[torch]`, which does that.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,6 @@ from torch.nn import functional
 from fp8.formats import E4M3FN, E5M2, FORMATS, Format
 from fp8.quantize import HIGH_PRECISION, Operand, Quantized
 from fp8.scaling import (
-    BLOCK_1X128,
-    BLOCK_128X128,
     ROWWISE,
     SCALE_RULES,
     TENSORWISE,
@@ -27,15 +29,10 @@ from fp8.targets.reference import torch_accumulation
 _SATURATES_SINCE = Version("2.12.dev0")
 #: cuBLASLt takes K and N in multiples of 16 (ScaledBlas.cpp); the CPU kernel takes any
 _CUDA_ALIGNMENT = 16
-#: cuBLASLt reads the 128x128 scales along the contraction, in columns of a multiple of 4 blocks
-_BLOCKS_PER_COLUMN = 4
 
-_GranularityPair = tuple[Granularity, Granularity]
-_FLAT: tuple[_GranularityPair, ...] = ((TENSORWISE, TENSORWISE), (ROWWISE, ROWWISE))
-_BLOCKWISE: tuple[_GranularityPair, ...] = (
-    (BLOCK_1X128, BLOCK_128X128),
-    (BLOCK_128X128, BLOCK_1X128),
-    (BLOCK_1X128, BLOCK_1X128),
+_PAIRS: tuple[tuple[Granularity, Granularity], ...] = (
+    (TENSORWISE, TENSORWISE),
+    (ROWWISE, ROWWISE),
 )
 
 
@@ -77,16 +74,13 @@ class TorchTarget:
                 (E5M2, E4M3FN),
                 (E4M3FN, E5M2),
             )
-            blockwise = capability[0] == 9 and hasattr(functional, "scaled_mm")
-            granularities = _FLAT + (_BLOCKWISE if blockwise else ())
         else:
             elements = [f for f in FORMATS.values() if f.mantissa_bits > 0]
             formats = tuple(product(elements, elements))
-            granularities = _FLAT
         # The rule made the scale; a product does not know it.
         return frozenset(
             (Operand(a, left, rule), Operand(b, right, rule))
-            for (a, b), (left, right) in product(formats, granularities)
+            for (a, b), (left, right) in product(formats, _PAIRS)
             for rule in SCALE_RULES.values()
         )
 
@@ -104,25 +98,27 @@ class TorchTarget:
         accumulation: str,
     ) -> Tensor:
         """a (M, K) . b (N, K)^T + bias, in `out_dtype`; torch's errors come through as they are."""
-        pair = (a.operand.granularity, b.operand.granularity)
         fast = accumulation == "fast"
-        if pair in _FLAT and hasattr(torch, "_scaled_mm"):
+        a_codes, b_codes = _row_major(a.codes), _row_major(b.codes).t()
+        a_scale, b_scale = _laid_out_scale(a), _laid_out_scale(b).t()
+        if hasattr(torch, "_scaled_mm"):
             return torch._scaled_mm(  # noqa: SLF001 - the only name that every version has
-                a.codes,
-                b.codes.t(),
-                scale_a=_laid_out_scale(a),
-                scale_b=_laid_out_scale(b).t(),
+                a_codes,
+                b_codes,
+                scale_a=a_scale,
+                scale_b=b_scale,
                 bias=bias,
                 out_dtype=out_dtype,
                 use_fast_accum=fast,
             )
+        how = _scaling_type(a.operand.granularity)
         out: Tensor = functional.scaled_mm(
-            a.codes,
-            b.codes.t(),
-            scale_a=_laid_out_scale(a),
-            scale_recipe_a=_scaling_type(pair[0]),
-            scale_b=_laid_out_scale(b).t() if pair[1] == ROWWISE else _laid_out_scale(b),
-            scale_recipe_b=_scaling_type(pair[1]),
+            a_codes,
+            b_codes,
+            scale_a=a_scale,
+            scale_recipe_a=how,
+            scale_b=b_scale,
+            scale_recipe_b=how,
             bias=bias,
             output_dtype=out_dtype,
             use_fast_accum=fast,
@@ -141,25 +137,19 @@ def _overflow(version: Version) -> dict[str, str]:
 
 
 def _scaling_type(granularity: Granularity) -> functional.ScalingType:
-    return {
-        TENSORWISE: functional.ScalingType.TensorWise,
-        ROWWISE: functional.ScalingType.RowWise,
-        BLOCK_1X128: functional.ScalingType.BlockWise1x128,
-        BLOCK_128X128: functional.ScalingType.BlockWise128x128,
-    }[granularity]
+    types = functional.ScalingType
+    return types.TensorWise if granularity == TENSORWISE else types.RowWise
 
 
 def _laid_out_scale(operand: Quantized) -> Tensor:
-    """The scales as torch wants them to lie (ScaledBlas.cpp, "Restrictions")."""
-    scale = operand.scale
-    if operand.operand.granularity in (TENSORWISE, ROWWISE):
-        # (rows, 1) with strides (1, 1): a stride of 0 along the one column is refused, too.
-        return scale.reshape(-1).contiguous()[:, None]
-    if operand.operand.granularity == BLOCK_1X128:
-        # (rows, blocks) with strides (1, rows).
-        return scale.t().contiguous().t()
-    # 128x128: (blocks along K, rounded up to a multiple of 4; blocks of rows), K's blocks adjacent.
-    return functional.pad(scale, (0, -scale.shape[1] % _BLOCKS_PER_COLUMN)).t()
+    # (rows, 1) with strides (1, 1): a stride of 0 along the one column is refused, too.
+    return operand.scale.reshape(-1).contiguous()[:, None]
+
+
+def _row_major(codes: Tensor) -> Tensor:
+    """Codes as cuBLASLt takes them: rows one after the other, from a multiple of 16 bytes."""
+    codes = codes.contiguous()
+    return codes if codes.storage_offset() % 16 == 0 else codes.clone()
 
 
 def target(device: torch.device) -> TorchTarget:

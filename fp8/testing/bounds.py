@@ -62,6 +62,13 @@ def same_sign_gamma(model: str, contraction: int) -> float:
     return gamma(model, contraction)
 
 
+#: How far a row's SQNR may be from the oracle's where one product of a narrow accumulator dominates
+#: the row: the others are cut at 2^-14 of it, K = 128 of them, all one way, by 2^-7 of it. That is
+#: about the noise of float8 in such a row, and noise added to equal noise is 3 dB. A row that is
+#: lost, or has another's scale, is off by more.
+NARROW_ROW_DB = 3.0
+
+
 def half_ulp(value: Array, dtype: str) -> Array:
     """Half the distance of two neighbouring numbers of `dtype` at |value|."""
     digits, smallest = _DTYPES[dtype]
@@ -82,6 +89,6 @@ def product_bound(
 
 
 def expected(value: Array, dtype: str) -> Array:
-    """What the bound is around: `value`, or the infinity that rounding it to `dtype` makes of it."""
+    """What the bound is around: `value`, or the infinity that its rounding to `dtype` is."""
     rounded = oracle.round_to(value, dtype)
     return np.where(np.isfinite(rounded), value, rounded)

@@ -37,7 +37,7 @@ _EXTENTS = (1, 2, 3, 7, 15, 16, 17, 31, 33, 47, 63, 64, 65, 95, 127, 128, 129, 1
 def examples(count: int) -> Callable[[Any], Any]:
     """Settings: `count` examples in the default profile, a fifth in quick, ten times in nightly."""
     # conftest.py gives a test that does not say otherwise 40 in the default profile.
-    scaled = max(3, count * settings.default.max_examples // 40)
+    scaled = max(3, count * settings().max_examples // 40)
     return settings(max_examples=scaled)
 
 
@@ -49,11 +49,12 @@ def _normal(rng: np.random.Generator, rows: int, columns: int) -> Array:
 
 
 def _student_t(rng: np.random.Generator, rows: int, columns: int) -> Array:
-    return rng.standard_t(3, (rows, columns))
+    return np.asarray(rng.standard_t(3, (rows, columns)))
 
 
 def _lognormal(rng: np.random.Generator, rows: int, columns: int) -> Array:
-    return rng.lognormal(0, 2, (rows, columns)) * rng.choice([-1.0, 1.0], (rows, columns))
+    signs = rng.choice([-1.0, 1.0], (rows, columns))
+    return np.asarray(rng.lognormal(0, 2, (rows, columns)) * signs)
 
 
 def _outlier_channels(rng: np.random.Generator, rows: int, columns: int) -> Array:
@@ -112,9 +113,11 @@ def matrix(values: str, rows: int, columns: int, seed: int) -> Array:
 
 def to_dtype(x: Array, dtype: str) -> Array:
     """The values of x as `dtype` holds them, in float64."""
-    kind = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float16": np.float16}[dtype]
+    kind: type = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float16": np.float16}[
+        dtype
+    ]
     with np.errstate(over="ignore"):
-        return x.astype(np.float32).astype(kind).astype(np.float64)
+        return np.asarray(x.astype(np.float32).astype(kind).astype(np.float64))
 
 
 # --- cases --------------------------------------------------------------------------------------
@@ -141,7 +144,7 @@ class LinearCase:
 
 @dataclass(frozen=True)
 class LinearArrays:
-    """x (M, K), w (N, K), bias (N,) or None, g (M, N): float64 holding exactly the dtype's values."""
+    """x (M, K), w (N, K), bias (N,) or None, g (M, N): float64 that holds the dtype's values."""
 
     x: Array
     w: Array
@@ -316,21 +319,22 @@ def as_tensor(
     import torch
 
     values = torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, dtype)).to(device)
-    if layout == "contiguous" or values.dim() == 1:
+    return values if values.dim() == 1 else lay_out(values, layout, float("nan"))
+
+
+def lay_out(values: torch.Tensor, layout: str, poison: float) -> torch.Tensor:
+    """The same matrix with the strides and the offset of `layout`, `poison` all around it."""
+    rows, columns = values.shape
+    if layout == "contiguous":
         return values
     if layout == "transposed":
         return values.t().contiguous().t()
-    rows, columns = values.shape
-
-    def poison(*shape: int) -> torch.Tensor:
-        return torch.full(shape, float("nan"), dtype=values.dtype, device=device)
-
     if layout == "sliced":
-        view = poison(2 * rows + 1, columns + 3)[1::2, 1 : columns + 1]
+        view = values.new_full((2 * rows + 1, columns + 3), poison)[1::2, 1 : columns + 1]
     elif layout == "padded":
-        view = poison(rows, columns + 7)[:, :columns]
+        view = values.new_full((rows, columns + 7), poison)[:, :columns]
     elif layout == "offset":
-        view = poison(rows * columns + 2)[1:-1].view(rows, columns)
+        view = values.new_full((rows * columns + 2,), poison)[1:-1].view(rows, columns)
     else:
         raise ValueError(f"layout: got {layout!r}, needs one of {', '.join(LAYOUTS)}")
     return view.copy_(values)

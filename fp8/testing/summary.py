@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _VERSIONS = ("fp8", "torch", "torchao", "transformer_engine", "triton", "numpy", "ml_dtypes")
 
 
+#: reasons to skip that the summary lists, the most frequent first
+SKIPS_SHOWN = 6
+
+
 def header(session: Session) -> list[str]:
     """Targets, versions, device, profile, seed and plant."""
     options = session.options
@@ -70,7 +74,10 @@ def _of_target(session: Session, name: str, counts: TargetTally) -> list[str]:
         f"{_count(counts.values, 'value')} compared"
     )
     lines.append(f"  skipped by capability: {counts.skipped.total()}")
-    lines += _listed((n, reason) for reason, n in counts.skipped.items())
+    reasons_to_skip = _listed((n, reason) for reason, n in counts.skipped.items())
+    lines += reasons_to_skip[:SKIPS_SHOWN]
+    if len(reasons_to_skip) > SKIPS_SHOWN:
+        lines.append(f"    … {len(reasons_to_skip) - SKIPS_SHOWN} more reasons: pytest -rs")
     lines.append(f"  expected deviations: {counts.deviations.total()}")
     reasons = {entry.id: entry.reason for entry in session.expectations.entries}
     lines += _listed((n, f"{entry}: {reasons[entry]}") for entry, n in counts.deviations.items())

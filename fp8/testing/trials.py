@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,9 +78,12 @@ class Trial:
 
     def arguments(self) -> list[str]:
         """pytest's command line."""
-        words = [*self.tests, "-m", "numerics", "-q", "--fp8-profile=quick", "-p", "no:cacheprovider"]
+        words = [*self.tests, "-m", "numerics", "-q", "-p", "no:cacheprovider"]
+        words.append("--fp8-profile=quick")
         # Modules that are imported already cannot be rewritten, and pytest would warn of each.
-        words.append("--assert=plain")
+        words += ["--assert=plain", "--tb=short", "-rN"]
+        # A file that can't be imported is noted: it must not silence the others.
+        words.append("--continue-on-collection-errors")
         words += [f"--rootdir={self.root}", "-c", str(Path(self.root) / "pyproject.toml")]
         words += [f"--fp8-target={target}" for target in self.targets]
         if self.plant is not None:
@@ -117,6 +121,7 @@ class Outcome:
         laws: The laws that at least one collected test declares.
         tests: How many tests ran.
         seconds: How long they took, by node id.
+        unusable: Files of tests that could not be collected.
         error: Why the trial has no result; empty when it has.
     """
 
@@ -124,6 +129,7 @@ class Outcome:
     laws: tuple[str, ...] = ()
     tests: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    unusable: list[str] = field(default_factory=list)
     error: str = ""
 
 
@@ -158,7 +164,7 @@ class _Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
-        self, session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+        self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         """Keep the tests of the laws that are asked, cheap ones and different ones first."""
         declared = {law for item in items for law in declared_laws(item)}
@@ -171,6 +177,11 @@ class _Watch:
         items[:] = _in_order(kept, self.trial.order)
         self.began = time.perf_counter()
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that can't be collected."""
+        if report.failed:
+            self.send(("unusable", f"{report.nodeid}: {report.longrepr}"[-500:]))
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         """Leave out a test whose laws have all spoken."""
@@ -180,11 +191,11 @@ class _Watch:
 
     # --- noting ---------------------------------------------------------------------------------
 
-    def violated(self, judge: laws.Judge, law: str, check: str) -> None:
+    def violated(self, judge: laws.Judge, declared: frozenset[str], law: str, check: str) -> None:
         """Note a violation; end the test if it has nothing more to say."""
         self.broken.add(judge.test)
         self._kill(law, judge.test, check, judge.examples)
-        if not judge.declared & self.wanted:
+        if not declared & self.wanted:
             raise _Enough
 
     def _kill(self, law: str, test: str, check: str, examples: int) -> None:
@@ -240,18 +251,21 @@ def _laws_of(report: pytest.TestReport) -> set[str]:
 
 
 def _in_order(items: list[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
-    """One variant of every test, then the next one of each; among them the quick ones first.
+    """A few variants of every test, then a few more of each; among them the quick ones first.
 
-    A fault of one recipe, format or dtype shows in one variant; one of them all in the first.
+    A fault of one recipe, format or dtype shows in one variant, one of them all in the first. The
+    variants of a test are shuffled (by their names, the same way every time), so that its first
+    few differ in all their parameters.
     """
     numbers: dict[str, int] = {}
     ranked = []
-    for place, item in enumerate(items):
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
         function = item.nodeid.partition("[")[0]
         number = numbers[function] = numbers.get(function, -1) + 1
         draws = hasattr(getattr(item, "obj", None), "hypothesis")
-        ranked.append(((number // 4, seconds.get(item.nodeid, 1.0 if draws else 0.1)), place, item))
-    return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])]
+        cost = seconds.get(item.nodeid, 1.0 if draws else 0.1)
+        ranked.append((number // 4, round(cost, 1), item))
+    return [item for *_, item in sorted(ranked, key=lambda entry: entry[:2])]
 
 
 def _noting(watch: _Watch) -> type[laws.Judge]:
@@ -260,10 +274,6 @@ def _noting(watch: _Watch) -> type[laws.Judge]:
     class Noting(laws.Judge):
         """Goes on after a violation."""
 
-        @property
-        def declared(self) -> frozenset[str]:
-            return self._laws
-
         def _settle(
             self, law_id: str, check: str, found: Comparison, cause: Exception | None = None
         ) -> bool:
@@ -271,7 +281,7 @@ def _noting(watch: _Watch) -> type[laws.Judge]:
             try:
                 return super()._settle(law_id, check, found, cause)
             except LawViolation:
-                watch.violated(self, law_id, check)
+                watch.violated(self, self._laws, law_id, check)
                 return False
 
     return Noting
@@ -290,8 +300,10 @@ def run(trial: Trial, connection: Connection) -> None:
         sys.stderr.flush()
         output.seek(0)
         text = output.read()
-    error = "" if status in _RAN else f"pytest: exit status {int(status)}\n{text[-3000:]}"
-    connection.send(("done", {"tests": len(watch.seconds), "seconds": watch.seconds, "error": error}))
+    ran = status in _RAN or (status == pytest.ExitCode.INTERRUPTED and watch.over())
+    error = "" if ran else f"pytest: exit status {int(status)}\n{text[-3000:]}"
+    seconds = watch.seconds
+    connection.send(("done", {"tests": len(seconds), "seconds": seconds, "error": error}))
 
 
 def _redirect(descriptor: int) -> None:
@@ -329,9 +341,7 @@ def _naive_sees(name: str) -> bool:
     target = targets.load(name)
     rng = np.random.default_rng(0)
     n = _NAIVE_EXTENT
-    x, w, g = (
-        torch.from_numpy(rng.standard_normal((n, n))).to(torch.bfloat16) for _ in range(3)
-    )
+    x, w, g = (torch.from_numpy(rng.standard_normal((n, n))).to(torch.bfloat16) for _ in range(3))
     bias = torch.from_numpy(rng.standard_normal(n)).to(torch.bfloat16)
     for recipe in sorted(target.capabilities().recipes):
         layer = nn.Linear(n, n, dtype=torch.bfloat16)
@@ -407,6 +417,8 @@ def outcome(said: list[Any]) -> Outcome:
             found.laws = tuple(value)
         elif kind == "kill":
             found.kills[value["law"]] = Kill(**value)
+        elif kind == "unusable":
+            found.unusable.append(value)
         elif kind == "late":
             found.error = f"no result after {value:.0f} s"
         else:

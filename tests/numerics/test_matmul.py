@@ -14,7 +14,7 @@ from fp8.formats import FORMATS
 from fp8.quantize import Operand, Quantized
 from fp8.scaling import GRANULARITIES, TORCHAO
 from fp8.testing import bounds, oracle
-from fp8.testing.strategies import DTYPES, LAYOUTS, as_tensor, examples, shapes
+from fp8.testing.strategies import DTYPES, LAYOUTS, as_tensor, examples, lay_out, shapes
 
 FORMAT_PAIRS = (("e4m3fn", "e4m3fn"), ("e5m2", "e4m3fn"), ("e4m3fn", "e5m2"))
 GRANULARITY_PAIRS = (
@@ -26,6 +26,8 @@ GRANULARITY_PAIRS = (
     ("1x128", "1x128"),
 )
 ACCUMULATIONS = ("fast", "precise")
+#: NaN in e4m3fn and e5m2, what lies around an operand in memory
+NAN_CODE = 0x7F
 
 format_pairs = pytest.mark.parametrize("formats", FORMAT_PAIRS, ids="-".join)
 granularity_pairs = pytest.mark.parametrize("granularities", GRANULARITY_PAIRS, ids="-".join)
@@ -50,19 +52,9 @@ class Side:
         return oracle.dequantize(self.codes, self.scale, name, self.block)
 
     def on(self, device, layout: str = "contiguous") -> Quantized:
-        decoded = oracle.decode(self.codes, self.operand.format.name)
-        # Codes travel as bytes: float16 holds every byte's number, and NaN, the poison around a
-        # layout, becomes the code of NaN.
-        if layout == "contiguous":
-            codes = torch.from_numpy(self.codes).to(device).view(self.operand.format.dtype)
-        else:
-            wide = as_tensor(decoded, "float32", device, layout)
-            buffer = wide.to(self.operand.format.dtype)
-            codes = torch.empty_strided(
-                wide.size(), wide.stride(), dtype=buffer.dtype, device=device
-            )
-            codes.copy_(buffer)
-        return Quantized(codes, torch.from_numpy(self.scale).to(device), self.operand)
+        codes = lay_out(torch.from_numpy(self.codes).to(device), layout, NAN_CODE)
+        scale = torch.from_numpy(self.scale).to(device)
+        return Quantized(codes.view(self.operand.format.dtype), scale, self.operand)
 
 
 def operand(format: str, granularity: str) -> Operand:

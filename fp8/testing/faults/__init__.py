@@ -10,10 +10,13 @@ from __future__ import annotations
 
 # Each of these modules puts its faults into the catalogue when it is imported.
 from fp8.testing.faults import (
-    autograd,
+    amaxes,
     benign,
     casts,
     conversion,
+    extents,
+    gradients,
+    layers,
     operands,
     products,
     recipes,
@@ -25,10 +28,13 @@ from fp8.testing.faults.base import BENIGN, FAULTS, STEPS, Benign, Fault, Varian
 __all__ = ["BENIGN", "FAULTS", "STEPS", "Benign", "Fault", "Variant", "find", "replaced"]
 
 _FILES = (
-    autograd,
+    amaxes,
     benign,
     casts,
     conversion,
+    extents,
+    gradients,
+    layers,
     operands,
     products,
     recipes,

@@ -135,9 +135,7 @@ def fault(
     return register
 
 
-def benign(
-    id: str, *, step: str, targets: tuple[str, ...] = BOTH
-) -> Callable[[AnyMake], AnyMake]:
+def benign(id: str, *, step: str, targets: tuple[str, ...] = BOTH) -> Callable[[AnyMake], AnyMake]:
     """Put the decorated function, from the step to another right one, into the catalogue."""
 
     def register(make: AnyMake) -> AnyMake:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fp8 import linear as library
+from fp8 import matmul, scaling
+from fp8 import quantize as quantizing
 from fp8.formats import E8M0FNU, Format
-from fp8.quantize import Operand, Quantized
-from fp8.scaling import Granularity, ScaleRule
 from fp8.testing.faults.base import EMULATED, TORCH, benign
+
+if TYPE_CHECKING:
+    from fp8.quantize import Operand, Quantized
+    from fp8.scaling import Granularity, ScaleRule
 
 Product = Callable[..., Tensor]
 
@@ -23,18 +27,14 @@ def summed_backwards(product: Product) -> Product:
     """The emulated product sums in the opposite order."""
 
     def other(a: Quantized, b: Quantized, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        from fp8.matmul import round_once
-
         left, right = (_exactly(o).flip(1) for o in (a, b))
         total = left @ right.t()
-        return round_once(total if bias is None else total + bias.double(), out_dtype)
+        return matmul.round_once(total if bias is None else total + bias.double(), out_dtype)
 
     return other
 
 
 def _exactly(operand: Quantized) -> Tensor:
-    from fp8 import scaling
-
     shape = operand.codes.shape
     factors = scaling.expand(operand.scale, operand.operand.granularity, shape[0], shape[1])
     return operand.codes.double() * factors.double()
@@ -45,13 +45,11 @@ def summed_in_blocks(product: Product) -> Product:
     """The emulated product sums blocks of 48 and then the blocks."""
 
     def other(a: Quantized, b: Quantized, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        from fp8.matmul import round_once
-
         left, right = _exactly(a), _exactly(b)
         total = torch.zeros(left.shape[0], right.shape[0], dtype=torch.float64, device=left.device)
         for x, y in zip(left.split(48, dim=1), right.split(48, dim=1), strict=True):
             total += x @ y.t()
-        return round_once(total if bias is None else total + bias.double(), out_dtype)
+        return matmul.round_once(total if bias is None else total + bias.double(), out_dtype)
 
     return other
 
@@ -61,12 +59,10 @@ def bias_first(product: Product) -> Product:
     """The emulated product begins its sums with the bias."""
 
     def other(a: Quantized, b: Quantized, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        from fp8.matmul import round_once
-
         left, right = _exactly(a), _exactly(b)
         if bias is None:
-            return round_once(left @ right.t(), out_dtype)
-        return round_once(torch.addmm(bias.double(), left, right.t()), out_dtype)
+            return matmul.round_once(left @ right.t(), out_dtype)
+        return matmul.round_once(torch.addmm(bias.double(), left, right.t()), out_dtype)
 
     return other
 
@@ -81,10 +77,11 @@ def split_accumulation(product: Product) -> Product:
         half = a.codes.shape[1] // 2
         if half == 0:
             return product(a, b, bias, out_dtype, fast=fast)
-        total = sum(
+        first, second = (
             product(_columns(a, at), _columns(b, at), None, torch.float32, fast=fast)
             for at in (slice(None, half), slice(half, None))
         )
+        total = first + second
         return (total if bias is None else total + bias.float()).to(out_dtype)
 
     return other
@@ -113,9 +110,9 @@ def operands_copied(product: Product) -> Product:
     """Codes and scales are copied before they are multiplied."""
 
     def other(a: Quantized, b: Quantized, **rest: Any) -> Tensor:
-        from fp8.matmul import check_operands
-
-        check_operands(a, b, **{"bias": None, "accumulation": "precise", "backend": "torch", **rest})
+        matmul.check_operands(
+            a, b, **{"bias": None, "accumulation": "precise", "backend": "torch", **rest}
+        )
         a, b = (o._replace(codes=o.codes.clone(), scale=o.scale.clone()) for o in (a, b))
         return product(a, b, **rest)
 
@@ -127,9 +124,11 @@ def contiguous_first(
     quantize: Callable[[Tensor, Operand], Quantized],
 ) -> Callable[[Tensor, Operand], Quantized]:
     """A matrix is made contiguous before it is quantised."""
-    return lambda x, operand: quantize(
-        x.contiguous() if isinstance(x, Tensor) else x, operand
-    )
+
+    def other(x: Any, operand: Operand) -> Quantized:
+        return quantize(x.contiguous() if isinstance(x, Tensor) else x, operand)
+
+    return other
 
 
 @benign("B08", step="fp8.quantize.quantize")
@@ -138,7 +137,7 @@ def float32_first(
 ) -> Callable[[Tensor, Operand], Quantized]:
     """bfloat16 and float16 are converted to float32 before amax, which rounds nothing."""
 
-    def other(x: Tensor, operand: Operand) -> Quantized:
+    def other(x: Any, operand: Operand) -> Quantized:
         half = isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16)
         return quantize(x.to(torch.float32) if half else x, operand)
 
@@ -149,7 +148,7 @@ def float32_first(
 def clamped_in_float32(cast: Callable[[Tensor, Format], Tensor]) -> Callable[..., Tensor]:
     """16-bit values are cast by way of float32, which holds them exactly."""
 
-    def other(x: Tensor, format: Format) -> Tensor:
+    def other(x: Any, format: Format) -> Tensor:
         half = isinstance(x, Tensor) and x.dtype in (torch.bfloat16, torch.float16)
         return cast(x.to(torch.float32) if half else x, format)
 
@@ -177,8 +176,6 @@ def rounded_by_hand(cast: Callable[[Tensor, Format], Tensor]) -> Callable[..., T
 
 
 def _exponent(x: float) -> tuple[int, float]:
-    import math
-
     mantissa, exponent = math.frexp(x)
     return exponent, mantissa
 
@@ -239,7 +236,7 @@ def gradient_made_contiguous(backward: Callable[..., Any]) -> Callable[..., Any]
 
 
 @benign("B16", step="fp8.linear._Linear.backward")
-def quantised_before_multiplying(backward: Callable[..., Any]) -> Callable[..., Any]:
+def gradients_cast_by_autograd(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Gradients are returned in float32 and cast by autograd."""
 
     def other(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -256,9 +253,9 @@ def operands_in_the_other_order(product: Product) -> Product:
     def other(a: Tensor, b: Tensor, how: Any, **rest: Any) -> Tensor:
         if how.a is None or how.b is None:
             return product(a, b, how, **rest)
-        right = library.quantize.quantize(b, how.b)
-        left = library.quantize.quantize(a, how.a)
-        return library.matmul.scaled_mm(left, right, accumulation=how.accumulation, **rest)
+        right = quantizing.quantize(b, how.b)
+        left = quantizing.quantize(a, how.a)
+        return matmul.scaled_mm(left, right, accumulation=how.accumulation, **rest)
 
     return other
 
@@ -268,9 +265,7 @@ def bias_gradient_in_float64(total: Callable[[Tensor], Tensor]) -> Callable[[Ten
     """The bias's gradient is summed in float64 and rounded once."""
 
     def other(g: Tensor) -> Tensor:
-        from fp8.matmul import round_once
-
-        return round_once(g.sum(dim=0, dtype=torch.float64), g.dtype)
+        return matmul.round_once(g.sum(dim=0, dtype=torch.float64), g.dtype)
 
     return other
 

@@ -127,19 +127,19 @@ def through_float16(cast: Cast) -> Cast:
 @fault("F71", law="P06", naive=True, step=CAST)
 def negative_zero_lost(cast: Cast) -> Cast:
     """A negative zero becomes a positive one."""
-    return lambda x, format: cast(torch.where(x == 0, x.abs(), x), format)
+    return lambda x, to: cast(torch.where(x == 0, x.abs(), x), to)
 
 
 @fault("F72", law="P06", naive=True, step=CAST)
 def nan_is_a_number(cast: Cast) -> Cast:
     """NaN becomes zero."""
-    return lambda x, format: cast(torch.where(torch.isnan(x), torch.zeros_like(x), x), format)
+    return lambda x, to: cast(torch.where(torch.isnan(x), torch.zeros_like(x), x), to)
 
 
 @fault("F73", law="P06", naive=True, step=CAST)
 def infinity_is_nan(cast: Cast) -> Cast:
     """An infinity becomes NaN rather than the largest value."""
-    return lambda x, format: cast(torch.where(torch.isinf(x), x - x, x), format)
+    return lambda x, to: cast(torch.where(torch.isinf(x), x - x, x), to)
 
 
 @fault("F74", law="P06", naive=True, step=CAST)

@@ -98,7 +98,7 @@ def last_layer_missed(linears: Linears) -> Linears:
 @fault("F183", law="P13", naive=True, step=OBSTACLE)
 def attention_converted(obstacle: Obstacle) -> Obstacle:
     """MultiheadAttention's output projection is converted, and never called."""
-    return lambda layer, parent: obstacle(layer, nn.Sequential())
+    return lambda layer, _: obstacle(layer, nn.Sequential())
 
 
 @fault("F184", law="P13", naive=True, step=OBSTACLE)
@@ -149,7 +149,7 @@ def narrow_layers_kept(obstacle: Obstacle) -> Obstacle:
 @fault("F188", law="P13", naive=True, step="fp8.conversion._pays")
 def every_layer_pays(pays: Callable[..., bool]) -> Callable[..., bool]:
     """The number of tokens changes nothing."""
-    return lambda layer, tokens: True
+    return lambda *_: True
 
 
 @fault("F189", law="P13", naive=True, step="fp8.conversion._pays")
@@ -222,7 +222,7 @@ def ties_cut_when_square(swap: Swap) -> Swap:
 def another_recipe_without_bias(swap: Swap) -> Swap:
     """A layer without bias is converted to tensorwise, whatever the recipe."""
 
-    def wrong(layer: nn.Linear, recipe: Any, backend: Any) -> None:
+    def wrong(layer: Any, recipe: Any, backend: Any) -> None:
         swap(layer, RECIPES["tensorwise"] if layer.bias is None else recipe, backend)
 
     return wrong
@@ -231,7 +231,7 @@ def another_recipe_without_bias(swap: Swap) -> Swap:
 @fault("F195", law="P13", naive=True, step=SWAP, targets=(TORCH,))
 def emulated_whatever_was_asked(swap: Swap) -> Swap:
     """Converted layers emulate their products whatever backend was asked for."""
-    return lambda layer, recipe, backend: swap(layer, recipe, "emulated")
+    return lambda layer, recipe, _: swap(layer, recipe, "emulated")
 
 
 @fault("F196", law="P13", naive=True, step=CONVERT, targets=BOTH)

@@ -29,13 +29,13 @@ def _operands(product: Product, **changes: object) -> Product:
 
 
 def _left(product: Product, **changes: object) -> Product:
-    assert product.a is not None
-    return replace(product, a=replace(product.a, **changes))  # type: ignore[arg-type]
+    a = product.a
+    return product if a is None else replace(product, a=replace(a, **changes))  # type: ignore[arg-type]
 
 
 def _right(product: Product, **changes: object) -> Product:
-    assert product.b is not None
-    return replace(product, b=replace(product.b, **changes))  # type: ignore[arg-type]
+    b = product.b
+    return product if b is None else replace(product, b=replace(b, **changes))  # type: ignore[arg-type]
 
 
 @fault("F26", law="P26", naive=True, step=RECIPES)
@@ -55,9 +55,7 @@ def gradient_in_e4m3(table: Table) -> Table:
 @fault("F27", law="P26", naive=True, step=RECIPES)
 def input_in_e5m2(table: Table) -> Table:
     """rowwise: the input of the output product is e5m2."""
-    return _changed(
-        table, "rowwise", lambda r: replace(r, output=_left(r.output, format=E5M2))
-    )
+    return _changed(table, "rowwise", lambda r: replace(r, output=_left(r.output, format=E5M2)))
 
 
 @fault("F147", law="P26", naive=True, step=RECIPES)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fp8.formats import E5M2
-from fp8.quantize import Quantized
 from fp8.testing.faults.base import BOTH, fault
+
+if TYPE_CHECKING:
+    from fp8.quantize import Quantized
 
 CHECK = "fp8.matmul.check_operands"
 LINEAR = "fp8.linear.linear"
@@ -157,5 +159,3 @@ def float64_rounded(quantize: Callable[..., Quantized]) -> Callable[..., Quantiz
         return quantize(x, operand)
 
     return wrong
-
-
