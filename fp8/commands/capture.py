@@ -83,7 +83,7 @@ def capture(
 
     \b
       fp8 capture --model mine:build --batch mine:batch --out mine.safetensors
-      pytest -m numerics -k tensors --fp8-tensors=mine.safetensors
+      pytest tests/numerics/test_tensors.py --fp8-tensors=mine.safetensors
     """  # noqa: D301 - click's \\b is the character
     from rich.console import Console
 
@@ -169,7 +169,7 @@ def _show(console: Console, recording: Recording, out: Path) -> None:
         console.print(f"omitted {name}: {reason}", markup=False, highlight=False)
     console.print(
         f"{out}: {out.stat().st_size:,} bytes\n"
-        f"next: pytest -m numerics -k tensors --fp8-tensors={shlex.quote(str(out))}",
+        f"next: pytest tests/numerics/test_tensors.py --fp8-tensors={shlex.quote(str(out))}",
         markup=False,
         highlight=False,
         soft_wrap=True,

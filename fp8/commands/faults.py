@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from fp8.testing.killing import Plan, Progress, Report
+    from fp8.testing.killing import Plan, Report
+    from fp8.testing.trials import Progress
 
 _OUT = click.Path(dir_okay=False, path_type=Path)
 
@@ -100,7 +101,7 @@ def _plan(
         raise _UnusableError(f"{root} has no {missing[0]}: run this in the project's folder")
     if ids:
         try:
-            faults, benign = killing.known(ids)
+            faults, benign = killing.chosen(ids)
         except KeyError as error:
             raise _UnusableError(f"--only: {error.args[0]}") from error
     elif sample is not None:

@@ -8,27 +8,23 @@ that objected has nothing to object to in the reference as it is.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fp8.testing import trials
+from fp8.testing import naive, trials
 from fp8.testing.faults import BENIGN, FAULTS, Benign, Fault, Variant, find
 from fp8.testing.law_table import LAWS
-from fp8.testing.trials import Kill, Outcome, Running, Trial
+from fp8.testing.trials import Kill, Outcome, Progress, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 #: laws of which no fault can be planted on a CPU: speed, the suite itself, timing, 2^31 elements
 NOT_PLANTED = frozenset({"P02", "P20", "P21", "P24"})
 #: seconds after which a trial of one law, and one of all laws, counts as hanging
 ONE_LAW_S = 240.0
 ALL_LAWS_S = 1800.0
-
-#: told what has begun or ended, how many of how many trials of a stage are done
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -146,13 +142,13 @@ def sample(seed: int, faults: int, benign: int) -> tuple[tuple[Fault, ...], tupl
 def execute(plan: Plan, progress: Progress = lambda *_: None) -> Report:
     """Try every fault and variant of the plan."""
     report = Report(plan.full, {v.id: Result(v.id) for v in (*plan.faults, *plan.benign)})
-    order: dict[str, float] = {}
-    if plan.whole:
-        order = _reference(plan, report, progress)
+    known = _Known()
+    if plan.whole or plan.full:
+        known = _reference(plan, report, progress)
     for seed in plan.seeds:
-        _faults(plan, report, seed, order, progress)
-    _benign(plan, report, order, progress)
-    if not plan.whole:
+        _faults(plan, report, seed, known, progress)
+    _benign(plan, report, known, progress)
+    if not (plan.whole or plan.full):
         _killing_tests(plan, report, progress)
     _naive(plan, report, progress)
     return report
@@ -161,15 +157,36 @@ def execute(plan: Plan, progress: Progress = lambda *_: None) -> Report:
 # --- the reference as it is ---------------------------------------------------------------------
 
 
-def _reference(plan: Plan, report: Report, progress: Progress) -> dict[str, float]:
-    """Every test, on the targets that the plan has; how long each took."""
+@dataclass
+class _Known:
+    """What the reference's own run told: how long each test took, and which steps it reached."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    reached: dict[str, list[str]] = field(default_factory=dict)
+
+    def reaching(self, step: str) -> frozenset[str] | None:
+        """The tests that reach a step: no other can show what is planted there."""
+        if not self.reached or step in _TABLES:
+            return None
+        return frozenset(test for test, steps in self.reached.items() if step in steps)
+
+
+#: steps that are no functions: whether a test looks at them is not seen
+_TABLES = ("fp8.recipes.RECIPES", "fp8.matmul.FORMAT_PAIRS")
+
+
+def _reference(plan: Plan, report: Report, progress: Progress) -> _Known:
+    """Every test, on the targets that the plan has."""
     targets = sorted({t for v in (*plan.faults, *plan.benign) for t in v.targets})
-    todo = {t: _trial(plan, None, None, (t,), all_laws=True) for t in targets}
-    seconds: dict[str, float] = {}
+    everything = _trial(plan, None, None, (), seed=plan.seeds[0], all_laws=True)
+    everything = replace(everything, note_steps=plan.full)
+    todo = {target: replace(everything, targets=(target,)) for target in targets}
+    known = _Known()
     for target, found in _conduct("reference", todo, plan.workers, ALL_LAWS_S, progress):
         _note_reference(report, found, target)
-        seconds |= found.seconds
-    return seconds
+        known.seconds |= found.seconds
+        known.reached |= found.reached
+    return known
 
 
 def _note_reference(report: Report, found: Outcome, target: str) -> None:
@@ -200,14 +217,14 @@ def _killing_tests(plan: Plan, report: Report, progress: Progress) -> None:
 
 
 def _faults(
-    plan: Plan, report: Report, seed: int | None, order: dict[str, float], progress: Progress
+    plan: Plan, report: Report, seed: int | None, known: _Known, progress: Progress
 ) -> None:
     first = seed == plan.seeds[0]
     stage = "faults" if len(plan.seeds) == 1 else f"faults, seed {seed}"
     everything = plan.full and first
     todo = {
         f.id: _trial(
-            plan, f.id, None if everything else (f.law,), f.targets, seed, order, everything
+            plan, f.id, None if everything else (f.law,), f.targets, seed, known, everything
         )
         for f in plan.faults
     }
@@ -227,7 +244,7 @@ def _faults(
         return
     if not plan.full and unclaimed:
         todo = {
-            name: _trial(plan, name, None, FAULTS[name].targets, seed, order) for name in unclaimed
+            name: _trial(plan, name, None, FAULTS[name].targets, seed, known) for name in unclaimed
         }
         for name, found in _conduct("other laws", todo, plan.workers, ALL_LAWS_S, progress):
             _note(report, report.results[name], found)
@@ -259,11 +276,17 @@ def _note(report: Report, result: Result, found: Outcome) -> None:
 # --- benign variants ----------------------------------------------------------------------------
 
 
-def _benign(plan: Plan, report: Report, order: dict[str, float], progress: Progress) -> None:
+def _benign(plan: Plan, report: Report, known: _Known, progress: Progress) -> None:
     """Every law in a full run; otherwise those that watch over the same step."""
     todo = {
         f"{v.id} on {target}": _trial(
-            plan, v.id, None if plan.full else _laws_of_step(v), (target,), None, order, True
+            plan,
+            v.id,
+            None if plan.full else _laws_of_step(v),
+            (target,),
+            plan.seeds[0],
+            known,
+            True,
         )
         for v in plan.benign
         for target in v.targets
@@ -287,12 +310,17 @@ def _laws_of_step(variant: Variant) -> tuple[str, ...]:
 
 def _naive(plan: Plan, report: Report, progress: Progress) -> None:
     todo = {f.id: f.id for f in plan.faults}
-    for name, said in _run("naive test", trials.naive, todo, plan.workers, ONE_LAW_S, progress):
+    for name, said in trials.run_all(
+        "naive test", naive.naive, todo, plan.workers, ONE_LAW_S, progress
+    ):
         result = report.results[name]
-        result.naive = not (said[-1][0] if said else True)
+        if not said or said[-1][0] == "late":
+            result.errors.append("no result of the naive test")
+            continue
+        result.naive = not said[-1][0]
         if result.naive != FAULTS[name].naive:
             was = "misses" if result.naive else "sees"
-            result.errors.append(f"naive={FAULTS[name].naive}: the naive test {was} it")
+            result.errors.append(f"naive is {FAULTS[name].naive}: the naive test {was} it")
 
 
 # --- processes ----------------------------------------------------------------------------------
@@ -304,10 +332,11 @@ def _trial(
     laws: tuple[str, ...] | None,
     targets: tuple[str, ...],
     seed: int | None = None,
-    order: dict[str, float] | None = None,
+    known: _Known | None = None,
     all_laws: bool = False,
     tests: tuple[str, ...] | None = None,
 ) -> Trial:
+    known = known or _Known()
     return Trial(
         plant,
         laws,
@@ -315,8 +344,9 @@ def _trial(
         _files(plan, laws) if tests is None else tests,
         plan.root,
         seed,
-        order or {},
+        known.seconds,
         all_laws,
+        only=None if plant is None else known.reaching(find(plant).step),
     )
 
 
@@ -338,41 +368,11 @@ def _files(plan: Plan, laws: tuple[str, ...] | None) -> tuple[str, ...]:
 def _conduct(
     stage: str, todo: dict[str, Trial], workers: int, timeout: float, progress: Progress
 ) -> Iterator[tuple[str, Outcome]]:
-    for key, said in _run(stage, trials.run, todo, workers, timeout, progress):
+    for key, said in trials.run_all(stage, trials.run, todo, workers, timeout, progress):
         yield key, trials.outcome(said)
 
 
-def _run(
-    stage: str,
-    function: Callable[..., None],
-    todo: dict[str, Any],
-    workers: int,
-    timeout: float,
-    progress: Progress,
-) -> Iterator[tuple[str, list[Any]]]:
-    """Each job in a process of its own, `workers` at a time; what each said, when it has ended."""
-    waiting = list(todo.items())
-    running: dict[str, Running] = {}
-    done = 0
-    progress(stage, 0, len(todo))
-    while waiting or running:
-        while waiting and len(running) < workers:
-            key, argument = waiting.pop(0)
-            running[key] = Running(function, argument, timeout)
-        _wait(running.values())
-        for key in [key for key, job in running.items() if not job.receive()]:
-            done += 1
-            progress(stage, done, len(todo))
-            yield key, running.pop(key).said
-
-
-def _wait(jobs: Iterable[Running]) -> None:
-    from multiprocessing.connection import wait
-
-    wait([job.reader for job in jobs], timeout=1.0)
-
-
-def known(ids: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Benign, ...]]:
+def chosen(ids: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Benign, ...]]:
     """The faults and the variants of these ids. Raises KeyError for an unknown one."""
     found = [find(name) for name in ids]
     return (

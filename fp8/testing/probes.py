@@ -59,6 +59,13 @@ def decisions(fmt: str) -> Floats:
     return both
 
 
+def mixed_decisions(fmt: str, dtype: str) -> Tensor:
+    """`decisions` in an order that mixes all kinds; for a 16-bit dtype those that it holds."""
+    values = torch.from_numpy(np.random.default_rng(0).permutation(decisions(fmt)))
+    narrow = values.to(getattr(torch, dtype))
+    return narrow[(narrow == values) | values.isnan()]
+
+
 @cache
 def float32_sample() -> Floats:
     """Every upper half of a float32 with six lower halves: 393,216 values, (393216,)."""

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8.testing import oracle
+from fp8.testing.linear_runs import PRODUCTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Array = NDArray[np.float64]
 
-#: the results of a linear layer, and the product of the recipe that makes each
-PRODUCTS = {"y": "output", "dx": "grad_input", "dw": "grad_weight"}
 #: what they are called in a table
 SHOWN = {"y": "y", "dx": "dX", "dw": "dW"}
 #: the verdicts, by rank

@@ -43,14 +43,14 @@ def test_command_runs_the_example_of_its_help(example):
     assert "2 layers captured" in done.output
     assert done.output.count(" 128 ") == 2  # tokens
     assert f"mine.safetensors: {size:,} bytes" in done.output
-    assert "pytest -m numerics -k tensors --fp8-tensors=mine.safetensors" in done.output
+    assert "pytest tests/numerics/test_tensors.py --fp8-tensors=mine.safetensors" in done.output
     assert read_metadata("mine.safetensors")["batch"] == "mine:batch"
 
 
 def test_help_keeps_the_lines_of_the_example():
     lines = [line.strip() for line in CliRunner().invoke(command, ["--help"]).output.splitlines()]
     assert "def batch(model):" in lines
-    assert "pytest -m numerics -k tensors --fp8-tensors=mine.safetensors" in lines
+    assert "pytest tests/numerics/test_tensors.py --fp8-tensors=mine.safetensors" in lines
 
 
 def test_command_options(example):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fp8 import recipes
-from fp8.quantize import Operand
 from fp8.recipes import RECIPES, Product
 from fp8.testing import oracle
+
+if TYPE_CHECKING:
+    from fp8.quantize import Operand
 
 #: recipe -> product -> what it multiplies, contraction last: "format granularity rule" twice, and
 #: how it accumulates. M tokens, K in, N out: output x (M, K) . W (N, K), grad_input g (M, N) .
@@ -122,7 +125,7 @@ def test_recipes_cannot_change():
 
 def test_one_operand_in_high_precision_is_refused():
     operand = RECIPES["tensorwise"].output.a
-    with pytest.raises(ValueError, match="a, b: got .*, needs both or neither"):
+    with pytest.raises(ValueError, match=r"a, b: got .*, needs both or neither"):
         Product(operand, None, "fast")
 
 

@@ -1,4 +1,4 @@
-"""The library's granularities and scale rules: their constants, written out again, and their limits.
+"""The library's granularities and scale rules: their constants, written out once more.
 
 That their arithmetic is right is judged in tests/numerics/test_scaling.py.
 """

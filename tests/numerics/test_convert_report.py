@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import fp8
 from fp8.testing import models, oracle
@@ -32,6 +33,7 @@ ZOO = {
     "encoder.linear2": None,
     "wide": "float64",
     "lazy": "lazy",
+    "normed": "parametrized",
 }
 
 
@@ -66,6 +68,7 @@ class Zoo(nn.Module):
         self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 48, batch_first=True, dropout=0.0)
         self.wide = nn.Linear(WIDTH, 48, dtype=torch.float64)
         self.lazy = nn.LazyLinear(48)
+        self.normed = weight_norm(nn.Linear(WIDTH, 48))
         self.convolution = nn.Conv1d(3, 3, 1)
 
 

@@ -14,7 +14,7 @@ import pytest
 from fp8.testing import captured, oracle, tensor_report, tensor_table
 from fp8.testing.bounds import NARROW_ROW_DB, expected, product_bound
 from fp8.testing.laws import QUALITY_ROW_DB
-from fp8.testing.linear_runs import accumulation, run_linear
+from fp8.testing.linear_runs import PRODUCTS, accumulation, run_linear
 from fp8.testing.options import read_options
 from fp8.testing.strategies import LinearArrays
 
@@ -101,38 +101,40 @@ def test_quality(target, path, judge):
     obstacles = {(n, r): can_run(target, layers[n], r) for n in layers for r in RECIPES}
     missing = sorted({obstacle for obstacle in obstacles.values() if obstacle is not None})
     judge.require(None in obstacles.values(), "; ".join(missing))
-    rows: list[tensor_report.LayerReport] = []
-    try:
-        for name, layer in layers.items():
-            operands = operands_of(layer)
-            exact = oracle.exact_linear(operands.x, operands.w, None, operands.g)
-            for recipe in RECIPES:
-                if obstacles[name, recipe] is None:
-                    begin(judge, path, name, recipe)
-                    judge_quality(target, judge, name, recipe, operands, layer.dtype, exact, rows)
-    finally:  # whoever fails wants to see what there is
-        judge.note(f"captured operands, {path.name}\n\n{tensor_table.as_text(rows)}\n")
+    measured = [
+        measure(target, name, layer, recipe)
+        for name, layer in layers.items()
+        for recipe in RECIPES
+        if obstacles[name, recipe] is None
+    ]
+    # All are shown and recorded before the first one is judged: who fails wants to see the rest.
+    table = tensor_table.as_text([row for row, *_ in measured])
+    judge.note(f"captured operands, {path.name}\n\n{table}\n")
+    for row, *_ in measured:
+        for name, product in row.products.items():
+            judge.record(f"{row.layer} {row.recipe} {name}", product.sqnr, "sqnr")
+    for row, run, quantised, exact in measured:
+        begin(judge, path, row.layer, row.recipe)
+        dtype = layers[row.layer].dtype
+        for name in PRODUCTS:
+            narrow = accumulation(target, row.recipe, name).startswith("hopper")
+            judge.quality(
+                "P26",
+                f"{name} quality",
+                getattr(run, name),
+                getattr(quantised, name).rounded(dtype),
+                getattr(exact, name).value,
+                row=NARROW_ROW_DB if narrow else QUALITY_ROW_DB,
+            )
 
 
-def judge_quality(
-    target, judge, layer: str, recipe: str, operands, dtype: str, exact, rows
-) -> None:
-    """Add a row of the table, then judge what it shows."""
+def measure(target, name: str, layer, recipe: str):
+    """(a row of the table, what the target gave, the oracle's result, the unquantised one)."""
+    operands = operands_of(layer)
     x, w, g = operands.x, operands.w, operands.g
-    run = run_linear(target, recipe, operands, dtype)
-    quantised = oracle.linear(x, w, None, g, recipe, dtype=dtype)
-    results = {name: getattr(run, name) for name in tensor_report.PRODUCTS}
-    got = {name: as_array(result) for name, result in results.items()}
-    rows.append(tensor_report.measure(layer, recipe, (x, w, g), got, quantised, exact))
-    for name, result in results.items():
-        want = getattr(quantised, name).rounded(dtype)
-        judge.record(f"{layer} {recipe} {name}", rows[-1].products[name].sqnr, "sqnr")
-        narrow = accumulation(target, recipe, name).startswith("hopper")
-        judge.quality(
-            "P26",
-            f"{name} quality",
-            result,
-            want,
-            getattr(exact, name).value,
-            row=NARROW_ROW_DB if narrow else QUALITY_ROW_DB,
-        )
+    exact = oracle.exact_linear(x, w, None, g)
+    run = run_linear(target, recipe, operands, layer.dtype)
+    quantised = oracle.linear(x, w, None, g, recipe, dtype=layer.dtype)
+    got = {result: as_array(getattr(run, result)) for result in PRODUCTS}
+    row = tensor_report.measure(name, recipe, (x, w, g), got, quantised, exact)
+    return row, run, quantised, exact
