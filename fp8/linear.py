@@ -72,7 +72,13 @@ def linear(
     rows = x.to(compute).reshape(-1, weight.shape[1])
     cast_bias = None if bias is None else bias.to(compute)
     out: Tensor = _Linear.apply(rows, weight, cast_bias, recipe, backend)  # type: ignore[no-untyped-call]
-    return out.reshape(*x.shape[:-1], weight.shape[0])
+    if x.dim() == 2:
+        return out
+    # Not a view, as nn.Linear's output is none: fully_shard hangs a hook on the output, which an
+    # in-place operation on a view would silently drop.
+    shape = [*x.shape[:-1], weight.shape[0]]
+    unflattened: Tensor = torch.ops.aten._unsafe_view(out, shape)  # noqa: SLF001 - its only name
+    return unflattened
 
 
 def _autocast_dtype(device_type: str) -> torch.dtype | None:

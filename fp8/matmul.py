@@ -270,7 +270,8 @@ def torch_product(
     )[:rows, :columns]
     if bias is not None and not fused:
         out = out + bias.to(torch.float32)
-    return out.to(out_dtype)
+    # Without the padding around it, which would make it a strided view and stay allocated.
+    return out.to(out_dtype).contiguous()
 
 
 def _writes(a: Quantized, out_dtype: torch.dtype, flat: bool) -> bool:

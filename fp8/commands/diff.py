@@ -42,7 +42,7 @@ def diff(context: click.Context, old: Path, new: Path) -> NoReturn:
       0  nothing changed
       1  something changed or is missing
       2  a file can't be used
-    """
+    """  # noqa: D301 - click reads the escape, not the reader
     from rich.console import Console
 
     from fp8.testing.diffing import compare

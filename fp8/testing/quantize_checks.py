@@ -1,4 +1,4 @@
-"""What tests of quantised operands share: the matrices they draw, and the oracle's codes and scales."""
+"""What tests of quantised operands share: the matrices they draw and the oracle's operands."""
 
 from __future__ import annotations
 

@@ -167,8 +167,11 @@ class Watch:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         """Leave out a test whose laws have all spoken."""
-        if not declared_laws(item) & self.wanted:
+        asked = sorted(declared_laws(item) & self.wanted)
+        if not asked:
             return True
+        # Said beforehand: if the process dies, this is the test that it died in.
+        self.send(("test", (item.nodeid, asked, time.perf_counter() - self.began)))
         return None
 
     # --- noting ---------------------------------------------------------------------------------

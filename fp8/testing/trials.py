@@ -126,8 +126,11 @@ def _fork_server() -> ForkServerContext:
 def outcome(said: list[Any]) -> Outcome:
     """What a trial's messages amount to."""
     found = Outcome(error="the process ended without a result")
+    test = None
     for kind, value in said:
-        if kind == "laws":
+        if kind == "test":
+            test = value
+        elif kind == "laws":
             found.laws = tuple(value)
         elif kind == "kill":
             found.kills[value["law"]] = Kill(**value)
@@ -138,6 +141,12 @@ def outcome(said: list[Any]) -> Outcome:
         else:
             found.seconds, found.reached = value["seconds"], value["reached"]
             found.tests, found.error = len(found.seconds), value["error"]
+    if test is not None and not {"done", "late"} & {kind for kind, _ in said}:
+        # It died in a test, as the whole of pytest would have: nobody overlooks that.
+        name, asked, seconds = test
+        for law in asked:
+            found.kills.setdefault(law, Kill(law, name, "the process died", 1, seconds))
+        found.error = ""
     return found
 
 

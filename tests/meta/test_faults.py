@@ -119,7 +119,7 @@ def test_description(variant):
     assert re.fullmatch(r"\S.*\.", variant.summary)
     if variant.id in FAULTS:
         assert variant.law in LAWS
-        assert variant.law not in killing.NOT_PLANTED
+        assert variant.law not in {"P02", "P20", "P21"}  # speed, the suite itself, timing
 
 
 def test_summaries_differ():

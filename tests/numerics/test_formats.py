@@ -6,10 +6,6 @@ that takes another loop of the kernel: vectors, single elements, tails.
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -17,6 +13,7 @@ import torch
 from fp8.formats import FORMATS
 from fp8.targets.torch_native import TorchTarget
 from fp8.testing import oracle
+from fp8.testing.operators import MOVES, OTHER_OPERATORS
 from fp8.testing.probes import (
     LANES,
     decisions,
@@ -302,76 +299,6 @@ def supported(judge, name: str, operation):
 
 
 # --- what torch's operators make of float8 tensors ----------------------------------------------
-
-
-def saved_and_loaded(q):
-    file = io.BytesIO()
-    torch.save(q, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def assigned(q):
-    out = q.clone()
-    out[2:5, ::2] = q[7:10, 1::2]
-    return out
-
-
-def at(q, *numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, device=q.device)
-
-
-#: what moving codes about must not change: dequant(op(q)) = op(dequant(q)), q (16, 16)
-MOVES = {
-    "t": lambda q: q.t(),
-    "transpose": lambda q: q.transpose(0, 1),
-    "permute": lambda q: q.view(2, 8, 16).permute(2, 0, 1),
-    "view": lambda q: q.view(8, 32),
-    "reshape": lambda q: q.t().reshape(32, 8),
-    "flatten": lambda q: q[:, 3:7].flatten(),
-    "unsqueeze": lambda q: q.unsqueeze(1).squeeze(1)[None],
-    "slice": lambda q: q[3:11, 1:6],
-    "strided slice": lambda q: q[1::3, ::2],
-    "narrow": lambda q: q.narrow(1, 3, 7),
-    "select": lambda q: q.select(1, 15),
-    "element": lambda q: q[7, 14],
-    "index": lambda q: q[at(q, 3, 0, 15, 3)],
-    "index columns": lambda q: q[:, at(q, 8, 1)],
-    "mask": lambda q: q[torch.arange(16, device=q.device) % 3 == 0],
-    "index_select": lambda q: q.index_select(1, at(q, 15, 7)),
-    "cat": lambda q: torch.cat([q[:3], q, q[5:6]]),
-    "cat columns": lambda q: torch.cat([q[:, :3], q.t()], dim=1),
-    "stack": lambda q: torch.stack([q, q.t()]),
-    "split": lambda q: torch.cat(q.split([5, 4, 7])[::-1]),
-    "unbind": lambda q: torch.stack(q.unbind(1)),
-    "expand": lambda q: q[:, :1].expand(16, 9).contiguous(),
-    "repeat": lambda q: q.repeat(2, 3),
-    "where": lambda q: torch.where(torch.arange(16, device=q.device) % 2 == 0, q, q.t()),
-    "clone": lambda q: q.clone(),
-    "clone of a transpose": lambda q: q.t().clone(memory_format=torch.contiguous_format),
-    "detach": lambda q: q.detach(),
-    "contiguous": lambda q: q.t().contiguous(),
-    "to device": lambda q: q.to("cpu").to(q.device),
-    "to its dtype": lambda q: q.to(q.dtype, copy=True),
-    "copy_": lambda q: torch.empty_like(q.t()).copy_(q.t()),
-    "assignment": assigned,
-    "deepcopy": copy.deepcopy,
-    "torch.save": saved_and_loaded,
-}
-#: the same of operators that float8 training can do without: they may say that they don't know it
-OTHER_OPERATORS = {
-    "pickle": lambda q: pickle.loads(pickle.dumps(q)),
-    "flip rows": lambda q: q.flip(0),
-    "flip columns": lambda q: q.flip(1),
-    "roll": lambda q: q.roll((3, 5), (0, 1)),
-    "gather": lambda q: q.gather(0, at(q, 4, 9, 0)[:, None]),
-    "take": lambda q: q.take(at(q, 255, 128, 0)),
-    "index_copy": lambda q: q.clone().index_copy(0, at(q, 2), q[:1]),
-    "tril": lambda q: q.tril(),
-    "masked_fill": lambda q: q.masked_fill(torch.arange(16, device=q.device) % 5 == 0, 0.5),
-    "abs": lambda q: q.abs(),
-    "neg": lambda q: -q,
-}
 
 
 @pytest.mark.law("P16")

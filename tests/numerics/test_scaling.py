@@ -63,8 +63,8 @@ def test_every_binade(target, operands, judge, profile, fp8_seed, format, rule):
     there exp2(floor(log2(quotient))) is the next power, while its mantissa's bits are not.
     """
     scales = []
-    # In every dtype for rowwise, or what there is; in one of them for the other granularities, which
-    # test_amax_anywhere and test_quantize.py have, too.
+    # Rowwise, or what there is, in every dtype; the other granularities, which test_amax_anywhere
+    # and test_quantize.py have too, in one of them.
     first, *others = sorted(operands, key=lambda operand: operand.granularity.name != "rowwise")
     for number, operand in enumerate([first] if profile == "quick" else [first, *others]):
         for dtype in DTYPES if operand is first else (DTYPES[number % len(DTYPES)],):

@@ -342,7 +342,9 @@ def test_recompute_equals_forward(target, recipe, reentrant, autocast, judge, fp
     for number, first in enumerate(forward):
         # The product of the recomputation: the same formats, accumulation and shape.
         again = next((p for p in later if p.trace == first.trace), None)
-        judge.true("P15", "recomputed", again is not None, f"product {number} did not run again")
+        ran_again = f"product {number} did not run again"
+        if not judge.true("P15", "recomputed", again is not None, ran_again):
+            continue
         judge.bitwise(
             "P15", f"operands of product {number}", [again.a, again.b], [first.a, first.b]
         )

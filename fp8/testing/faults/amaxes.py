@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from fp8.scaling import ROWWISE, TENSORWISE, Granularity
 from fp8.testing.faults.base import fault
@@ -20,7 +20,7 @@ def wrong_axis_when_square(amax: Amax) -> Amax:
     return lambda x, how: amax(x.t() if x.shape[0] == x.shape[1] else x, how)
 
 
-@fault("F10", law="P11", naive=False, step=AMAX)
+@fault("F10", law="P11", naive=True, step=AMAX)
 def largest_value(amax: Amax) -> Amax:
     """amax is the largest value, not the largest magnitude."""
     return lambda x, how: amax(x.clamp(min=0), how)
@@ -145,6 +145,30 @@ def subnormal_amax_flushed(amax: Amax) -> Amax:
 def empty_has_no_amax(amax: Amax) -> Amax:
     """The amax of a group without values is minus infinity."""
     return lambda x, how: amax(x, how) if x.numel() else amax(x, how) - torch.inf
+
+
+@fault("F62", law="P01", naive=True, step=AMAX)
+def shard_of_its_own(amax: Amax) -> Amax:
+    """In a process group, a tensorwise amax is that of the first half of the rows."""
+
+    def wrong(x: Tensor, how: Granularity) -> Tensor:
+        sharded = distributed.is_available() and distributed.is_initialized()
+        if sharded and how == TENSORWISE and x.shape[0] > 1:
+            x = x[: x.shape[0] // 2]
+        return amax(x, how)
+
+    return wrong
+
+
+@fault("F214", law="P01", naive=True, step=AMAX)
+def ranks_differ(amax: Amax) -> Amax:
+    """Ranks but the first one take amax to be twice what it is: each rank has scales of its own."""
+
+    def wrong(x: Tensor, how: Granularity) -> Tensor:
+        sharded = distributed.is_available() and distributed.is_initialized()
+        return amax(x, how) * (2 if sharded and distributed.get_rank() > 0 else 1)
+
+    return wrong
 
 
 @fault("F93", law="P18", naive=True, step=AMAX)

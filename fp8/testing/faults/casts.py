@@ -157,7 +157,7 @@ def subnormals_rounded_twice(cast: Cast) -> Cast:
     return wrong
 
 
-@fault("F75", law="P06", naive=True, step=CAST)
+@fault("F75", law="P06", naive=False, step=CAST)
 def carry_lost(cast: Cast) -> Cast:
     """Rounding up into the next binade forgets to raise the exponent."""
 

@@ -52,7 +52,7 @@ def weight_quantised_twice(backward: Backward) -> Backward:
     return wrong
 
 
-@fault("F32", law="P08", naive=True, step=BACKWARD)
+@fault("F32", law="P08", naive=False, step=BACKWARD)
 def square_weight_gradient_transposed(backward: Backward) -> Backward:
     """The gradient of a square weight is returned transposed."""
 
@@ -223,25 +223,49 @@ def product_for_a_frozen_weight(backward: Backward) -> Backward:
     return wrong
 
 
-@fault("F64", law="P14", naive=True, step=FORWARD)
-def both_layouts_of_the_weight(forward: Forward) -> Forward:
+class _Keep(torch.autograd.Function):
+    """Hands its first argument on, and keeps its second until backward."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, kept: Tensor) -> Tensor:
+        ctx.save_for_backward(kept)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return grad_outputs[0], None
+
+
+def _keeping(linear: Forward, more: Callable[[Tensor, Tensor], Tensor]) -> Forward:
+    """linear, with one tensor more in the graph."""
+
+    def wrong(x: Tensor, weight: Tensor, *args: Any, **rest: Any) -> Tensor:
+        out = linear(x, weight, *args, **rest)
+        kept: Tensor = _Keep.apply(out, more(x.detach(), weight.detach()))  # type: ignore[no-untyped-call]
+        return kept
+
+    return wrong
+
+
+@fault("F64", law="P14", naive=True, step=LINEAR)
+def both_layouts_of_the_weight(linear: Forward) -> Forward:
     """A transposed copy of the weight is kept until backward."""
-    return _saved_by_closure(forward, lambda _, weight: weight.detach().t().contiguous())
+    return _keeping(linear, lambda _, weight: weight.t().contiguous())
 
 
-@fault("F164", law="P14", naive=True, step=FORWARD)
-def float32_copy_of_the_input(forward: Forward) -> Forward:
+@fault("F164", law="P14", naive=True, step=LINEAR)
+def float32_copy_of_the_input(linear: Forward) -> Forward:
     """The input is kept until backward in float32 as well."""
-    return _saved_by_closure(forward, lambda x, _: x.detach().to(torch.float32, copy=True))
+    return _keeping(linear, lambda x, _: x.to(torch.float32, copy=True))
 
 
-def _saved_by_closure(forward: Forward, more: Callable[[Tensor, Tensor], Tensor]) -> Forward:
-    """forward, with one tensor more in the graph."""
+@fault("F213", law="P14", naive=True, step=FORWARD)
+def codes_beside_the_saved(forward: Forward) -> Forward:
+    """The graph holds the weight's codes besides what it saves, where no hook sees them."""
 
     def wrong(ctx: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        out = forward(ctx, x, weight, *rest)
-        ctx.save_for_backward(*ctx.to_save, more(x, weight))
-        return out
+        ctx.codes = weight.detach().t().to(torch.float8_e4m3fn)
+        return forward(ctx, x, weight, *rest)
 
     return wrong
 

@@ -90,7 +90,7 @@ def divided_by_scale(quantize: Quantize) -> Quantize:
     return wrong
 
 
-@fault("F54", law="P18", naive=True, step=QUANTIZE)
+@fault("F54", law="P18", naive=False, step=QUANTIZE)
 def leading_stride_ignored(quantize: Quantize) -> Quantize:
     """A matrix is read as if its rows lay one after another."""
 
@@ -109,6 +109,21 @@ def offset_ignored(quantize: Quantize) -> Quantize:
     def wrong(x: Tensor, operand: Operand) -> Quantized:
         if x.dim() == 2 and x.storage_offset() == 1:
             x = torch.as_strided(x, x.shape, x.stride(), 0)
+        return quantize(x, operand)
+
+    return wrong
+
+
+@fault("F58", law="P24", naive=True, step=QUANTIZE)
+def offsets_of_32_bits(quantize: Quantize) -> Quantize:
+    """Offsets of 2^31 and more wrap: the last row or column is read where the first one is."""
+
+    def wrong(x: Tensor, operand: Operand) -> Quantized:
+        if x.dim() == 2 and x.numel():
+            for axis, (extent, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+                if (extent - 1) * stride >= 2**31:
+                    first, most = x.narrow(axis, 0, 1), x.narrow(axis, 0, extent - 1)
+                    return quantize(torch.cat([most, first], dim=axis), operand)
         return quantize(x, operand)
 
     return wrong
@@ -145,7 +160,7 @@ def last_row_of_a_tile(quantize: Quantize) -> Quantize:
     return wrong
 
 
-@fault("F115", law="P11", naive=True, step=QUANTIZE)
+@fault("F115", law="P11", naive=False, step=QUANTIZE)
 def rows_beyond_128(quantize: Quantize) -> Quantize:
     """Rowwise, rows from the 129th on are scaled by the 128th's multiplier."""
 
@@ -175,7 +190,7 @@ def one_row_alone(quantize: Quantize) -> Quantize:
     return wrong
 
 
-@fault("F117", law="P12", naive=True, step=QUANTIZE)
+@fault("F117", law="P12", naive=False, step=QUANTIZE)
 def overflow_of_the_last_ulp(quantize: Quantize) -> Quantize:
     """What the multiplier takes a hair beyond the largest value becomes NaN."""
 

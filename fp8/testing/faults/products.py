@@ -38,7 +38,7 @@ def first_scale_for_every_block(product: Product) -> Product:
     return wrong
 
 
-@fault("F123", law="P05", naive=True, step=SCALED_MM, targets=BOTH)
+@fault("F123", law="P05", naive=False, step=SCALED_MM, targets=BOTH)
 def scales_swapped_when_square(product: Product) -> Product:
     """When M = N, rowwise scales of a and b change places."""
 
@@ -197,7 +197,7 @@ def sums_of_14_bits(product: Product) -> Product:
     return wrong
 
 
-@fault("F135", law="P05", naive=True, step=EMULATED_PRODUCT)
+@fault("F135", law="P05", naive=False, step=EMULATED_PRODUCT)
 def overflows_before_scaling(product: Product) -> Product:
     """Codes are summed in float16 before they are scaled: large sums overflow."""
 
@@ -258,7 +258,7 @@ def one_row_by_another_kernel(product: Product) -> Product:
 # --- bias ---------------------------------------------------------------------------------------
 
 
-@fault("F37", law="P05", naive=False, step=SCALED_MM)
+@fault("F37", law="P05", naive=True, step=SCALED_MM)
 def bias_dropped(product: Product) -> Product:
     """The bias is not added."""
     return lambda a, b, **rest: product(a, b, **{**rest, "bias": None})
