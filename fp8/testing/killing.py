@@ -203,7 +203,7 @@ def _killing_tests(plan: Plan, report: Report, progress: Progress) -> None:
     for result in report.faults:
         for kill in result.kills.values():
             for target in find(result.id).targets:
-                if f"[{target}" in kill.test:
+                if target in kill.test:
                     tests.setdefault(target, set()).add(kill.test)
     todo = {
         target: _trial(plan, None, None, (target,), tests=tuple(sorted(ids)), all_laws=True)

@@ -32,12 +32,16 @@ def accumulation(target: Target, recipe: str, result: str) -> str:
 
 @dataclass(frozen=True)
 class LinearRun:
-    """What a layer gave: y (M, N), dx (M, K), dw (N, K), db (N,); None where there is none."""
+    """What a layer gave: y (M, N), dx (M, K), dw (N, K), db (N,); None where there is none.
+
+    y and dx are flattened to matrices; `shapes` are those that they came in.
+    """
 
     y: Tensor
     dx: Tensor | None
     dw: Tensor | None
     db: Tensor | None
+    shapes: dict[str, tuple[int, ...]]
 
 
 def make_layer(
@@ -73,8 +77,9 @@ def run_linear(
     layer = make_layer(target, recipe, operands.w, operands.bias, dtype)
     x = as_tensor(operands.x, dtype, target.device, layout)
     g = as_tensor(operands.g, dtype, target.device, layout)
-    shape = (x.shape[0],) if leading is None else leading
-    return run_layer(layer, x.unflatten(0, shape), g.unflatten(0, shape))
+    if leading is not None:
+        x, g = x.reshape(*leading, x.shape[1]), g.reshape(*leading, g.shape[1])
+    return run_layer(layer, x, g)
 
 
 def run_layer(layer: nn.Module, x: Tensor, g: Tensor) -> LinearRun:
@@ -89,5 +94,13 @@ def run_layer(layer: nn.Module, x: Tensor, g: Tensor) -> LinearRun:
         owner = next((p for n, p in parameters.items() if n.split(".")[-1] == name), None)
         return None if owner is None else owner.grad
 
-    dx = None if x.grad is None else x.grad.flatten(0, -2)
-    return LinearRun(y.detach().flatten(0, -2), dx, grad("weight"), grad("bias"))
+    assert x.grad is not None, "x is a leaf that requires grad"  # noqa: S101 - for the type checker
+    shapes = {"y": tuple(y.shape), "dx": tuple(x.grad.shape)}
+    y, dx = y.detach(), x.grad
+    return LinearRun(
+        y.reshape(-1, y.shape[-1]),
+        dx.reshape(-1, dx.shape[-1]),
+        grad("weight"),
+        grad("bias"),
+        shapes,
+    )

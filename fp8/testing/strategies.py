@@ -169,8 +169,11 @@ def shapes(
     empty_rows: bool = False,
     alignment: int = 1,
     align_rows: bool = False,
+    squares: bool = False,
 ) -> tuple[int, int, int]:
     """(M, K, N), all different; M may be 0 where `empty_rows` allows it.
+
+    squares: one time in eight M = N, or all three, where a mix-up of axes does not fail by shape.
 
     alignment: what K and N are multiples of, for kernels that want it, and M too if `align_rows`
     says so: it is the contraction of the weight's gradient.
@@ -178,6 +181,8 @@ def shapes(
     rows = draw(extents(smallest, largest, alignment if align_rows else 1))
     if empty_rows and draw(st.integers(0, 15)) == 0:
         rows = 0
+    if squares and rows % alignment == 0 and rows > 0 and draw(st.integers(0, 7)) == 0:
+        return rows, draw(st.just(rows) | extents(smallest, largest, alignment)), rows
     contraction = draw(extents(smallest, largest, alignment).filter(lambda k: k != rows))
     columns = draw(
         extents(smallest, largest, alignment).filter(lambda n: n not in (rows, contraction))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fp8.testing.tensor_report import PRODUCTS, SHOWN, closing_lines
+from fp8.testing.linear_runs import PRODUCTS
+from fp8.testing.tensor_report import SHOWN, closing_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

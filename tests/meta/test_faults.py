@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -19,9 +20,11 @@ from unittest import mock
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
-from fp8.testing import killing
+from fp8.commands.faults import command
+from fp8.testing import kill_report, killing
 from fp8.testing.faults import BENIGN, FAULTS, STEPS, replaced
 from fp8.testing.faults.base import BOTH, Benign, owner_of
 from fp8.testing.law_table import LAWS
@@ -196,6 +199,48 @@ def _one_pass(recipe, backend, mode):
     x = torch.randn(20, 48, dtype=torch.bfloat16, requires_grad=True)
     run(x).backward(torch.randn(20, 24, dtype=torch.bfloat16))
     torch._dynamo.reset()
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def _invoke(*args):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(command, args)
+
+
+def test_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    markdown, data = tmp_path / "report.md", tmp_path / "report.json"
+    result = _invoke("--only", "F06", "--markdown", str(markdown), "--json", str(data))
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 faults caught; the naive accuracy test catches 1 of 1" in result.output
+    assert (
+        "| F06 | The cast rounds towards zero. | fp8.quantize.cast | P06 |" in markdown.read_text()
+    )
+    found = json.loads(data.read_text())
+    assert found["errors"] == []
+    assert found["results"]["F06"]["kills"]["P06"]["examples"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--only", "F999"), "F999"), (("--tests", "tests/nowhere"), "tests/nowhere")],
+)
+def test_command_without_what_it_needs(monkeypatch, arguments, message):
+    monkeypatch.chdir(ROOT)
+    result = _invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_matrix():
+    """Every law against a fault: who objects, who doesn't."""
+    fault = FAULTS["F198"]  # copies lose their recipe
+    plan = dataclasses.replace(_plan((fault,)), full=True, tests=("tests/numerics/test_saving.py",))
+    report = killing.execute(plan)
+    assert set(report.results["F198"].kills) == {"P17"}
+    assert report.untested_laws
+    assert "| F198 | **" in kill_report.as_markdown(report)
 
 
 # --- the documentation --------------------------------------------------------------------------

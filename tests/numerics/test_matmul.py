@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -50,6 +50,13 @@ class Side:
     def values(self) -> np.ndarray:
         name = self.operand.format.name
         return oracle.dequantize(self.codes, self.scale, name, self.block)
+
+    def padded(self, columns: int) -> Side:
+        """The same operand with that many zero codes more along the contraction.
+
+        Up to the next scale block only: then it has the scales that it had.
+        """
+        return replace(self, codes=np.pad(self.codes, ((0, 0), (0, columns))))
 
     def on(self, device, layout: str = "contiguous") -> Quantized:
         codes = lay_out(torch.from_numpy(self.codes).to(device), layout, NAN_CODE)
@@ -118,22 +125,28 @@ def test_exact(target, judge, fp8_seed, formats, granularities, accumulation, da
     """
     left, right = (operand(f, g) for f, g in zip(formats, granularities, strict=True))
     require(judge, target, left, right)
-    M, K, N = data.draw(shapes(1, 300, empty_rows=True, alignment=target.capabilities().alignment))
+    aligned = target.capabilities().alignment
+    M, K, N = data.draw(shapes(1, 300, True, aligned, squares=True))
     layout = data.draw(st.sampled_from(LAYOUTS))
     dtype = data.draw(st.sampled_from([d for d in DTYPES if supports_dtype(target, d)]))
     judge.example(M=M, K=K, N=N, dtype=dtype, layout=layout, accumulation=accumulation, seed=seed)
     a, b = exact_pair(np.random.default_rng([fp8_seed, seed]), left, right, M, K, N)
-    got = target.scaled_mm(
-        a.on(target.device, layout),
-        b.on(target.device, layout),
-        bias=None,
-        out_dtype=getattr(torch, dtype),
-        accumulation=accumulation,
-    )
+
+    def multiply(a: Quantized, b: Quantized):
+        # An accumulator that begins with +0 has no -0 to give: the sign of a zero sum is free.
+        how = {"out_dtype": getattr(torch, dtype), "accumulation": accumulation}
+        return target.scaled_mm(a, b, bias=None, **how) + 0
+
+    got = multiply(a.on(target.device, layout), b.on(target.device, layout))
     value, _ = oracle.product(a.values, b.values)
     want = as_tensor(oracle.round_to(value, dtype), dtype, "cpu")
-    # An accumulator that begins with +0 has no -0 to give: the sign of a zero sum is free.
-    judge.bitwise("P05", "product exact", got + 0, want + 0)
+    judge.bitwise("P05", "product exact", got, want + 0)
+    compact = multiply(a.on(target.device), b.on(target.device))
+    judge.bitwise("P18", f"product of {layout} operands", got, compact)
+    if layout not in ("contiguous", "transposed"):
+        judge.bitwise("P22", "product beside NaN codes", got, compact)
+    padded = multiply(*(side.padded(-K % 128).on(target.device) for side in (a, b)))
+    judge.bitwise("P22", "contraction padded by hand", padded, got)
 
 
 def supports_dtype(target, dtype: str) -> bool:

@@ -7,6 +7,7 @@ converted just now gives with the same weights, bit for bit. Most tests here say
 from __future__ import annotations
 
 import copy
+import itertools
 from contextlib import nullcontext
 from functools import partial
 
@@ -238,22 +239,33 @@ INTERLUDES = {
 def test_interludes_change_nothing(target, recipe, interlude, judge, fp8_seed):
     """Evaluating on other data between two steps leaves the next step as it would have been."""
     judge.example(recipe=recipe, dtype="bfloat16", interlude=interlude)
-    base = models.mlp(target, dtype="bfloat16")
-    straight = target.convert(copy.deepcopy(base), recipe)
-    interrupted = target.convert(copy.deepcopy(base), recipe)
-    steppers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (straight, interrupted)]
-    for step in range(2):
-        x, g = models.mlp_batch(target, dtype="bfloat16", seed=30 + step + fp8_seed)
-        runs = [models.one_pass(m, x, g) for m in (straight, interrupted)]
-        models.same_pass(judge, "P07", "with an interlude", runs[1], runs[0])
-        for stepper in steppers:
+    cases = list(itertools.product(oracle.RECIPES, INTERLUDES))
+    # Larger than all that training sees, and than all the interludes before this one, since a
+    # history may be kept by layer or for the whole process.
+    size = 100 * 1.5 ** cases.index((recipe, interlude))
+
+    def train(between) -> tuple[list[models.Pass], list[torch.Tensor]]:
+        model = target.convert(models.mlp(target, dtype="bfloat16"), recipe)
+        stepper = torch.optim.AdamW(model.parameters(), lr=0.01)
+        passes = []
+        for step in range(3):
+            x, g = models.mlp_batch(target, dtype="bfloat16", seed=30 + step + fp8_seed)
+            passes.append(models.one_pass(model, x, g))
             stepper.step()
-        other, _ = models.mlp_batch(target, dtype="bfloat16", seed=40 + step)
-        # Larger than all that training sees: an amax history would remember it.
-        between = partial(INTERLUDES[interlude], interrupted, other * 1000)
-        judge.attempt("P19", f"{interlude} runs", between)
-    weights = [list(m.state_dict().values()) for m in (straight, interrupted)]
-    judge.bitwise("P07", "weights after interludes", weights[1], weights[0])
+            other, _ = models.mlp_batch(target, dtype="bfloat16", seed=40 + step)
+            if between is not None:
+                between(model, other * size)
+        return passes, list(model.state_dict().values())
+
+    def interrupt(model, x):
+        judge.attempt("P19", f"{interlude} runs", partial(INTERLUDES[interlude], model, x))
+
+    # One after the other, so that what the process remembers of the interludes can't reach both.
+    straight, weights = train(None)
+    interrupted, got = train(interrupt)
+    for ours, theirs in zip(interrupted, straight, strict=True):
+        models.same_pass(judge, "P07", "with an interlude", ours, theirs)
+    judge.bitwise("P07", "weights after interludes", got, weights)
 
 
 def _attributes(model: nn.Module) -> dict[str, object]:

@@ -141,10 +141,10 @@ def subnormal_amax_flushed(amax: Amax) -> Amax:
     return wrong
 
 
-@fault("F92", law="P11", naive=True, step=AMAX)
+@fault("F92", law="P03", naive=True, step=AMAX)
 def empty_has_no_amax(amax: Amax) -> Amax:
-    """The amax of a group without values is minus infinity."""
-    return lambda x, how: amax(x, how) if x.numel() else amax(x, how) - torch.inf
+    """The amax of a group without values is infinite."""
+    return lambda x, how: amax(x, how) if x.numel() else amax(x, how) + torch.inf
 
 
 @fault("F62", law="P01", naive=True, step=AMAX)

@@ -259,7 +259,7 @@ def scales_not_transposed(transpose: Callable[[Quantized], Quantized]) -> object
     return lambda self: transpose(self)._replace(scale=self.scale)
 
 
-@fault("F121", law="P16", naive=True, step="fp8.quantize.Quantized.dequantize")
+@fault("F121", law="P05", naive=True, step="fp8.quantize.Quantized.dequantize")
 def dequantized_in_bfloat16(dequantize: Callable[[Quantized], Tensor]) -> object:
     """Codes times scales is rounded to bfloat16."""
     return lambda self: dequantize(self).to(torch.bfloat16).to(torch.float32)

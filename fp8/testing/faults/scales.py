@@ -265,7 +265,7 @@ def square_grid_transposed(expand: Expand) -> Expand:
     return wrong
 
 
-@fault("F108", law="P11", naive=True, step=EXPAND)
+@fault("F108", law="P05", naive=True, step=EXPAND)
 def third_block_is_the_second(expand: Expand) -> Expand:
     """From the third block of 128 columns on, the second block's factor is used."""
 
