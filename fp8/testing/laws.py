@@ -137,10 +137,11 @@ class Judge:
         *,
         overall: float = QUALITY_OVERALL_DB,
         row: float = QUALITY_ROW_DB,
+        accumulation: float = 0.0,
     ) -> bool:
         """SQNR against `exact` as good as the oracle's, no better. See `comparing.quality`."""
         __tracebackhide__ = True
-        limits = QualityLimits(overall, row)
+        limits = QualityLimits(overall, row, accumulation)
         return self._settle(law, check, comparing.quality(got, oracle, exact, limits))
 
     def equal(self, law: str, check: str, got: object, expected: object) -> bool:

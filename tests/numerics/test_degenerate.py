@@ -62,6 +62,12 @@ def judge_quantized(judge, got: Quantized, x: np.ndarray, operand: Operand) -> N
     judge.bitwise("P12", "scale", got.scale, scale)
 
 
+def judge_layout(judge, target, got: Quantized, x: np.ndarray, dtype: str) -> None:
+    """The NaN around a sliced, padded or offset x, one value away, changes nothing."""
+    alone = target.quantize(as_tensor(x, dtype, target.device), got.operand)
+    judge.bitwise("P22", "among NaN", [got.codes, got.scale], [alone.codes, alone.scale])
+
+
 def as_bytes(codes: torch.Tensor) -> np.ndarray:
     return codes.view(torch.uint8).cpu().numpy()
 
@@ -111,6 +117,7 @@ def test_zero_groups(target, formats_of, granularity, rule, judge, fp8_seed, dat
     operand = how(element, granularity, rule)
     got = target.quantize(as_tensor(x, dtype, target.device, layout), operand)
     judge_quantized(judge, got, x, operand)
+    judge_layout(judge, target, got, x, dtype)
     negative = 0x80 if operand.format.has_negative_zero else 0
     zero = x == 0
     signed = np.where(np.signbit(x), negative, 0).astype(np.uint8)
@@ -223,6 +230,7 @@ def test_one_bad_value(target, formats_of, granularity, rule, judge, fp8_seed, d
         for values in (x, clean)
     )
     judge_quantized(judge, got, x, operand)
+    judge_layout(judge, target, got, x, dtype)
     others = ~group_of(x, granularity, row, column)
     if others.any():
         judge.bitwise(

@@ -88,8 +88,9 @@ def judge_layer(judge, target, recipe: str, operands: LinearArrays, dtype: str, 
         finite = (np.where(np.isfinite(v), v, 0.0) for v in (want.value, want.magnitude))
         bound = product_bound(*finite, contraction, dtype, model)
         if name == "y" and operands.bias is not None and target.policy.bias_rounding == "after":
-            # The product was rounded once before the bias: another half ulp of the product.
-            bound = bound + oracle.unit_roundoff(dtype) * np.nan_to_num(want.magnitude)
+            # The product was rounded once before the bias, perhaps to the neighbour of what the
+            # exact product rounds to: another ulp of the product.
+            bound = bound + 2 * oracle.unit_roundoff(dtype) * np.nan_to_num(want.magnitude)
         if name == "dw" and oracle.RECIPES[recipe]["grad_weight"][0] is None:
             bound = bound + flushed(operands.g, operands.x, M, dtype)
         value = expected(want.value, dtype)
@@ -179,7 +180,7 @@ def damage(recipe: str, where: str, row: int, column: int) -> dict:
     }
 
 
-@pytest.mark.law("P12", "P22")
+@pytest.mark.law("P12")
 @recipes
 @pytest.mark.parametrize("where", ["x", "w", "g"])
 @examples(14)
@@ -255,14 +256,16 @@ def test_tokens_are_independent(layers_of, recipe, judge, fp8_seed, data):
     row = data.draw(st.integers(0, M - 1))
     judge.example(recipe=recipe, row=row, **facts)
     operands = exact_arrays(M, K, N, recipe, dtype, False, fp8_seed + seed)
-    one = np.s_[row : row + 1]
+    # As few tokens as the target takes: one, unless its hardware wants them by the 16.
+    fewest = layers_of.capabilities().alignment
+    one = np.s_[row // fewest * fewest : row // fewest * fewest + fewest]
     alone = LinearArrays(operands.x[one], operands.w, None, operands.g[one])
     # The other tokens large, and of no particular values.
     noise = np.random.default_rng([fp8_seed, seed]).standard_normal((M, K + N)) * 1e3
     noisy = LinearArrays(
         to_dtype(noise[:, :K], dtype), operands.w, None, to_dtype(noise[:, K:], dtype)
     )
-    noisy.x[row], noisy.g[row] = operands.x[row], operands.g[row]
+    noisy.x[one], noisy.g[one] = operands.x[one], operands.g[one]
     together, among_others, by_itself = (
         run_linear(layers_of, recipe, arrays, dtype, layout=layout)
         for arrays in (operands, noisy, alone)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fp8.testing import oracle
-from fp8.testing.bounds import expected, product_bound
+from fp8.testing.bounds import expected, half_ulp, product_bound
 from fp8.testing.linear_runs import make_layer, run_layer, run_linear
 from fp8.testing.strategies import (
     DTYPES,
@@ -154,7 +154,7 @@ def test_dtypes_and_autocast(target, recipe, autocast, parameters, judge, fp8_se
         exact.y.value, exact.y.magnitude, case.K, compute, target.policy.accumulation[mode]
     )
     if case.bias and target.policy.bias_rounding == "after":
-        bound = bound + oracle.unit_roundoff(compute) * exact.y.magnitude
+        bound = bound + half_ulp(exact.y.magnitude, compute)
     judge.bound("P23", "y tight", got[0], expected(exact.y.value, compute), bound)
 
 

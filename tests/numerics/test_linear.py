@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8.testing import oracle
-from fp8.testing.bounds import expected, product_bound
+from fp8.testing.bounds import NARROW_EVEN_NOISE, expected, half_ulp, product_bound
 from fp8.testing.linear_runs import PRODUCTS, LinearRun, accumulation, run_linear
 from fp8.testing.strategies import (
     DTYPES,
@@ -36,7 +36,7 @@ MIXED_SIGN = tuple(name for name in VALUES if name != "positive")
 #: rounds to bfloat16 moves the row's SQNR
 MANY_A_ROW = tuple(name for name in MIXED_SIGN if name not in ("lognormal", "wide"))
 #: values of which no product dominates: Hopper's accumulator cuts every product at 2^-14 of the
-#: largest, which then is about the noise of float8 itself (bounds.NARROW_ROW_DB)
+#: largest, which then is about the noise of float8 itself (see bounds.NARROW_NOISE)
 EVEN = ("normal", "zeros")
 
 
@@ -66,12 +66,14 @@ def judge_tight(judge, target, case: LinearCase, recipe: str, run: LinearRun, ex
         )
         if name == "y" and case.bias and target.policy.bias_rounding == "after":
             # The product was rounded once before the bias: another half ulp of the product.
-            bound = bound + oracle.unit_roundoff(case.dtype) * want.magnitude
+            bound = bound + half_ulp(want.magnitude, case.dtype)
         value = expected(want.value, case.dtype)
         judge.bound(law, f"{name} tight", getattr(run, name), value, bound)
 
 
-def judge_quality(judge, case: LinearCase, operands: LinearArrays, run: LinearRun, exact) -> None:
+def judge_quality(
+    judge, case: LinearCase, operands: LinearArrays, run: LinearRun, exact, narrow: bool
+) -> None:
     """SQNR as good as the oracle's on the same operands, and no better."""
     ideal = oracle.exact_linear(operands.x, operands.w, operands.bias, operands.g)
     for name in ("y", "dx", "dw"):
@@ -81,6 +83,7 @@ def judge_quality(judge, case: LinearCase, operands: LinearArrays, run: LinearRu
             getattr(run, name),
             getattr(exact, name).rounded(case.dtype),
             getattr(ideal, name).value,
+            accumulation=NARROW_EVEN_NOISE if narrow else 0.0,
         )
 
 
@@ -187,7 +190,7 @@ def test_quality(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
     operands = arrays(case, fp8_seed)
     run = run_linear(target, recipe, operands, dtype, layout=case.layout)
     exact = linear_oracle(target, recipe, operands, dtype)
-    judge_quality(judge, case, operands, run, exact)
+    judge_quality(judge, case, operands, run, exact, narrow)
 
 
 @pytest.mark.law("P03")

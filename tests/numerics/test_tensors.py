@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from fp8.testing import captured, oracle, tensor_report, tensor_table
-from fp8.testing.bounds import NARROW_ROW_DB, expected, product_bound
-from fp8.testing.laws import QUALITY_ROW_DB
+from fp8.testing.bounds import NARROW_NOISE, expected, product_bound
 from fp8.testing.linear_runs import PRODUCTS, accumulation, run_linear
 from fp8.testing.options import read_options
 from fp8.testing.strategies import LinearArrays
@@ -124,7 +123,7 @@ def test_quality(target, path, judge):
                 getattr(run, name),
                 getattr(quantised, name).rounded(dtype),
                 getattr(exact, name).value,
-                row=NARROW_ROW_DB if narrow else QUALITY_ROW_DB,
+                accumulation=NARROW_NOISE if narrow else 0.0,
             )
 
 
