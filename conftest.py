@@ -20,7 +20,10 @@ FOLDERS = ("numerics", "compile", "perf", "meta")
 _TESTS = Path(__file__).parent / "tests"
 
 #: Examples of a Hypothesis test that doesn't say otherwise. Nightly is ten times the default.
-EXAMPLES = {"quick": 8, "default": 40, "nightly": 400}
+EXAMPLES = {"quick": 4, "default": 40, "nightly": 400}
+#: The same in quick while a fault is planted, which also brings back the `thorough` tests: what
+#: looks for one fault may take longer than what looks whether there is any.
+EXAMPLES_PLANTED = 8
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread a worker, or n workers start n x cores of them. Here, before anything imports
@@ -35,7 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import HealthCheck, settings
 
     seed = _option(config, "seed")
-    for name, examples in EXAMPLES.items():
+    counts = dict(EXAMPLES)
+    if _option(config, "plant"):
+        counts["quick"] = EXAMPLES_PLANTED
+    for name, examples in counts.items():
         settings.register_profile(
             f"fp8-{name}",
             max_examples=examples,
@@ -79,11 +85,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out `perf` and `slow` unless they were asked for; a ``-m`` selects from the rest."""
+    """Leave out `perf` and `slow` unless they were asked for; a ``-m`` selects from the rest.
+
+    The quick profile leaves out `thorough`, too.
+    """
     named = set(re.findall(r"\w+", config.option.markexpr or ""))
     left_out = {"perf", "slow"} - named
-    if _option(config, "profile") == "nightly":
+    profile = _option(config, "profile")
+    if profile == "nightly":
         left_out.discard("slow")
+    if profile == "quick" and not _option(config, "plant"):
+        left_out.add("thorough")
     kept, dropped = [], []
     for item in items:
         (dropped if any(item.get_closest_marker(m) for m in left_out) else kept).append(item)

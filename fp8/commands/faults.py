@@ -56,7 +56,7 @@ def command(
     as_json: Path | None,
     tests: tuple[str, ...],
 ) -> NoReturn:
-    r"""Plant every fault in the reference and see which law catches it.
+    """Plant every fault in the reference and see which law catches it.
 
     The law that claims a fault is tried first, in the quick profile; if it doesn't catch it, the
     others are. Benign variants are tried, too: nothing may object to them.
@@ -66,7 +66,7 @@ def command(
       0  every fault was caught by its law, nothing objected to a benign variant or the reference
       1  something survived, or was objected to
       2  the project's tests are not here, or there is no such fault
-    """
+    """  # noqa: D301 - click's \\b is the character
     from rich.console import Console
 
     from fp8.testing import kill_report, killing

@@ -81,20 +81,21 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 @contextmanager
-def growth(device: torch.device) -> Iterator[Callable[[], int]]:
+def growth(device: torch.device, besides: Iterable[Tensor] = ()) -> Iterator[Callable[[], int]]:
     """Yields a function: how many bytes of tensors are alive that were not when this began.
 
-    The allocator's count on CUDA; on the CPU every tensor that Python can reach.
+    The allocator's count on CUDA; on the CPU every tensor that Python can reach. There a new view
+    counts with its whole storage, unless it is a view of one of `besides`.
     """
-    gc.collect()
     if device.type == "cuda":
         before = _allocated(device)
         yield lambda: _allocated(device) - before
         return
-    # What is frozen is left out of gc's lists, which also makes looking through them cheap.
+    old = storages(besides).keys()
+    # What is frozen, garbage too, is left out of gc's lists: looking through them gets cheap.
     gc.freeze()
     try:
-        yield _tracked
+        yield lambda: sum(size for address, size in _tracked().items() if address not in old)
     finally:
         gc.unfreeze()
 
@@ -105,11 +106,11 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _tracked() -> int:
+def _tracked() -> dict[int, int]:
     gc.collect()
     # type() rather than isinstance(): asking a lazy proxy for its __class__ would import things.
     alive = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
-    return sum(storages(plain for t in alive for plain in _plain(t)).values())
+    return storages(plain for t in alive for plain in _plain(t))
 
 
 def parameter_storages(model: nn.Module) -> dict[int, int]:

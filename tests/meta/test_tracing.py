@@ -177,6 +177,9 @@ def test_growth():
         assert alive() == 40
         kept.clear()
         assert alive() == 0
+    with memory.growth(CPU, besides=[before]) as alive:
+        kept = [torch.ones(10), before[:5]]
+        assert alive() == 40
 
 
 def test_tied_parameters_count_once():

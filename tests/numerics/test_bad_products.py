@@ -241,6 +241,7 @@ def wrong_scale_shapes(granularity: str, rows: int, columns: int) -> list[tuple[
     return sorted((near | others) - {right})
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P04")
 @pytest.mark.parametrize("side", ["a", "b"])
 @pytest.mark.parametrize("granularities", PAIRS, ids="-".join)
@@ -346,6 +347,7 @@ def lain(x: torch.Tensor, layout: str) -> torch.Tensor:
     return x.new_empty(rows, columns + 3).narrow(1, 0, columns)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P03", "P04")
 # A build with CUDA may look for the data that a fake tensor has not, and say so.
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")

@@ -83,6 +83,7 @@ def group_of(x: np.ndarray, granularity: str, row: int, column: int) -> np.ndarr
     return mask
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P12", "P22")
 @granularities
 @rules
@@ -169,6 +170,7 @@ def groups_of_every_amax(granularity: str) -> list[np.ndarray]:
     return [tall.reshape(-1, 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P12")
 @granularities
 @rules
@@ -195,6 +197,7 @@ def test_every_amax(target, formats_of, granularity, rule, judge):
         judge.equal("P12", "NaN from finite values", int(damaged.sum()), 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P12", "P22")
 @granularities
 @rules

@@ -180,6 +180,7 @@ def damage(recipe: str, where: str, row: int, column: int) -> dict:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P12")
 @recipes
 @pytest.mark.parametrize("where", ["x", "w", "g"])
@@ -212,6 +213,7 @@ RANGES = {"float32": (-149, 127, 40), "bfloat16": (-133, 127, 40), "float16": (-
 HARDWARE_EXPONENT = 90
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P12")
 @recipes
 @pytest.mark.parametrize("where", ["x", "w", "g"])

@@ -50,6 +50,7 @@ def sharded_trace(result: dict[str, Any] | str) -> Trace:
     return Trace(**result)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P01")
 def test_sharded_equals_unsharded(target, judge, fp8_seed, fp8_plant, tmp_path):
     """Every recipe and every way of distributing in one pair of processes, which take seconds."""

@@ -222,6 +222,7 @@ def test_bias_is_added_before_the_rounding(
     judge.bitwise("P27", "bias rounded once", got + 0, want + 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("F-ACC", "P27")
 @accumulations
 @pytest.mark.parametrize("contraction", [64, 256, 1024, 4096, 16384, 65536])

@@ -146,6 +146,36 @@ def test_frozen_layers_save_less(target, recipe, judge):
 
 
 @pytest.mark.law("P14")
+def test_nothing_else_is_alive_until_backward(target, recipe, judge):
+    """Between forward and backward no more is alive than with nn.Linear, but for scales.
+
+    What is saved for backward can be listed; what an autograd node holds besides can't, so this
+    counts what is there.
+    """
+    m, k, n = extents(target)
+    judge.example(recipe=recipe, dtype="bfloat16", M=m, K=k, N=n)
+    plain = models.linear(target, k, n, dtype="bfloat16")
+    converted = target.convert(copy.deepcopy(plain), recipe)
+    x = models.values(0, m, k, dtype="bfloat16", device=target.device).requires_grad_()
+
+    def alive_after(layer: nn.Module) -> int:
+        layer(x)  # the first call of a product on a GPU allocates its library's workspace
+        with memory.growth(target.device, besides=[x, *layer.parameters()]) as alive:
+            y = layer(x)
+            count = alive()
+        del y
+        return count
+
+    theirs, ours = alive_after(plain), alive_after(converted)
+    allowed = slack(target, recipe)
+    if target.device.type == "cuda":
+        allowed += 2 * 512  # the allocator's granule, for the scales of x and of W
+    message = f"{ours} bytes alive after forward, {theirs} with nn.Linear, scales take {allowed}"
+    judge.true("P14", "alive until backward", ours <= theirs + allowed, message)
+
+
+@pytest.mark.thorough
+@pytest.mark.law("P14")
 def test_memory_is_flat_over_steps(target, recipe, judge, fp8_seed):
     """Twenty steps leave as many bytes alive as two, with the gradients freed: none."""
     judge.example(recipe=recipe, dtype="bfloat16")

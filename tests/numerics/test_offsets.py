@@ -74,6 +74,7 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # kilobytes elsewhere
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P24")
 @ways
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -99,6 +100,7 @@ def test_cast_and_quantize(target, judge, far, fp8_seed, way, dtype):
             )
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P24")
 @ways
 @pytest.mark.parametrize("recipe", oracle.RECIPES)

@@ -170,6 +170,7 @@ def exact_values(operand: Operand, rows: int, columns: int, rng: np.random.Gener
     return x * np.exp2(oracle.expand(exponents, block, (rows, columns)))
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P25", "P11")
 @granularities
 @examples(20)
@@ -332,6 +333,7 @@ def test_dequantize(target, operands, granularity, judge, fp8_seed, data):
     judge.bitwise("P05", "codes times scale", quantized.dequantize(), want)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P16")
 @granularities
 def test_saved_and_loaded(target, operands, granularity, judge):

@@ -53,6 +53,7 @@ def of_granularity(target, judge, granularity):
 # --- the bits -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P11")
 @rules
 @formats
@@ -118,6 +119,7 @@ def positions(rows: int, columns: int) -> list[tuple[int, int]]:
     return [*((i, j) for i in along[0] for j in along[1]), inside]
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P11")
 @granularities
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -234,6 +236,7 @@ def judge_range(judge, got: Quantized, x: np.ndarray, power_of_two: bool) -> Non
     judge.bound("P11", "error of a value", codes * spread, x, half + 2.0**-22 * np.abs(x))
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P11")
 @pytest.mark.parametrize("rule", [name for name, rule in SCALE_RULES.items() if rule.power_of_two])
 @formats

@@ -93,6 +93,7 @@ def test_tight(target, path, layer, recipe, judge):
         judge.bound(law, f"{name} tight", got, expected(want.value, dtype), bound)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P26")
 def test_quality(target, path, judge):
     """SQNR on captured layers as good as the oracle's, and no better; shown as a table."""

@@ -32,15 +32,17 @@ SEQUENCES, TOKENS, VOCABULARY, WIDTH, HEADS, HIDDEN = 2, 16, 32, 48, 3, 144
 #: ten times the rate it grows to the size of float8's noise itself.
 RATE, MOMENTUM = 0.005, 0.9
 
-#: Limits, with the largest values measured on correct implementations: 10 seeds of each recipe of
-#: reference[emulated], reference[torch] and torchao, which rounds float32 outputs to bfloat16.
-#: distance from float64, relative to the oracle's: MEASURED_RATIO
-RATIO = 1.1
-#: distance from the oracle's weights, relative to the oracle's distance from float64
-APART = 0.7
-#: the same for each parameter on its own
-PARAMETER_APART = 1.0
-#: mean loss of the last five steps, relative to the first step's
+# Limits: twice the largest deviation of correct implementations, over 23 seeds of every recipe of
+# reference[emulated], reference[torch] and torchao (which rounds rowwise products to bfloat16, and
+# so never has the oracle's very codes). One code that rounds the other way, early on, makes about
+# as much of a difference as many.
+#: distance from float64 over the oracle's; measured 0.986 to 1.022
+RATIO = 1.044
+#: distance from the oracle's weights over the oracle's distance from float64; measured 0.43
+APART = 0.85
+#: the same for each parameter on its own; measured 0.54
+PARAMETER_APART = 1.1
+#: mean loss of the last five steps over the first step's; measured 0.32
 CEILING = 0.5
 
 Weights = dict[str, np.ndarray]
@@ -159,6 +161,7 @@ def without_target(fp8_seed) -> Callable[[str], Run]:
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P07", "P08", "P26")
 @pytest.mark.parametrize("recipe", oracle.RECIPES)
 def test_training(target, judge, without_target, fp8_seed, recipe):
