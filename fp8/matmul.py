@@ -6,6 +6,7 @@ traced graph shows which products run, in which formats and with which accumulat
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -133,9 +134,29 @@ def supports(a: Operand, b: Operand, *, backend: Backend, device: torch.device) 
     """Whether `backend` can multiply these operands on `device`."""
     if (a.format, b.format) not in FORMAT_PAIRS:
         return False
-    if backend == "emulated" or _is_flat(a, b):
+    if backend == "emulated":
         return True
-    return device.type == "cuda" and _multiplies_blockwise(a, b)
+    if not _is_flat(a, b):
+        return device.type == "cuda" and _multiplies_blockwise(a, b)
+    both_tensorwise = a.granularity == b.granularity == TENSORWISE
+    return both_tensorwise or device.type != "cpu" or cpu_multiplies_rowwise()
+
+
+@cache
+def cpu_multiplies_rowwise() -> bool:
+    """Whether torch's operator takes rowwise scales on a CPU: it was tried, once.
+
+    torch 2.11 refuses them, or multiplies by the first one alone (pytorch#179118).
+    """
+    codes = torch.ones((16, 16), dtype=E4M3FN.dtype)
+    scale = torch.arange(1.0, 17.0).unsqueeze(1)
+    try:
+        product = torch._scaled_mm(  # noqa: SLF001 - the only name that it has
+            codes, codes.t(), scale_a=scale, scale_b=scale.t(), out_dtype=torch.float32
+        )
+    except (RuntimeError, ValueError):
+        return False
+    return torch.equal(product, 16 * scale * scale.t())
 
 
 def _is_flat(a: Operand, b: Operand) -> bool:
@@ -321,7 +342,8 @@ def _pad(operand: Quantized, *, rows: int, columns: int) -> Quantized:
 
 def _compact(x: Tensor) -> Tensor:
     """`x` contiguous and at an address that is a multiple of 16 bytes, as cuBLASLt wants it."""
-    x = x.contiguous()
+    # A single row counts as contiguous whatever its stride says, and cuBLASLt reads the stride.
+    x = x.contiguous().view(-1).view(x.shape)
     # Storage begins at such an address; only a view into it may not.
     return x if x.storage_offset() * x.element_size() % 16 == 0 else x.clone()
 

@@ -1,17 +1,15 @@
 """One adapter a stack: finding a target by name, and loading it only when it was chosen.
 
 A target is a built-in name, an entry point of the group `fp8.targets`, or `package.module:object`.
-What the name leads to is called with the device (`factory(device)`) and returns a `Target`.
+What the name leads to is a `Target`, or is called with the device and returns one.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from fp8.targets.base import Target
@@ -48,12 +46,13 @@ def load(spec: str, device: str | torch.device = "cpu") -> Target:
     import torch
 
     # "cuda" means the current device: tensors say "cuda:0", and the two are not equal.
-    target = _factory(spec)(torch.empty(0, device=device).device)
+    found = _resolve(spec)
+    target: Target = found(torch.empty(0, device=device).device) if callable(found) else found
     target.name = spec
     return target
 
 
-def _factory(spec: str) -> Callable[[torch.device], Target]:
+def _resolve(spec: str) -> Any:
     registered = {point.name: point for point in entry_points(group=GROUP)}
     if spec in _BUILT_IN:
         point = EntryPoint(name=spec, value=_BUILT_IN[spec], group=GROUP)
@@ -66,9 +65,8 @@ def _factory(spec: str) -> Callable[[torch.device], Target]:
             f"target: got {spec!r}, needs one of {', '.join(known())} or package.module:object"
         )
     try:
-        factory: Callable[[torch.device], Target] = point.load()
+        return point.load()
     except (ImportError, AttributeError) as error:
         raise UnknownTargetError(
             f"target: {spec!r} ({point.value}) cannot be loaded: {error}"
         ) from error
-    return factory

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fp8.formats import E4M3FN, E5M2, FORMATS, Format
+from fp8.matmul import cpu_multiplies_rowwise
 from fp8.quantize import HIGH_PRECISION, Operand, Quantized
 from fp8.scaling import (
     ROWWISE,
@@ -77,10 +78,12 @@ class TorchTarget:
         else:
             elements = [f for f in FORMATS.values() if f.mantissa_bits > 0]
             formats = tuple(product(elements, elements))
+        rowwise = self.device.type == "cuda" or cpu_multiplies_rowwise()
+        pairs = _PAIRS if rowwise else _PAIRS[:1]
         # The rule made the scale; a product does not know it.
         return frozenset(
             (Operand(a, left, rule), Operand(b, right, rule))
-            for (a, b), (left, right) in product(formats, _PAIRS)
+            for (a, b), (left, right) in product(formats, pairs)
             for rule in SCALE_RULES.values()
         )
 
@@ -148,7 +151,8 @@ def _laid_out_scale(operand: Quantized) -> Tensor:
 
 def _row_major(codes: Tensor) -> Tensor:
     """Codes as cuBLASLt takes them: rows one after the other, from a multiple of 16 bytes."""
-    codes = codes.contiguous()
+    # A single row counts as contiguous whatever its stride says, and cuBLASLt reads the stride.
+    codes = codes.contiguous().view(-1).view(codes.shape)
     return codes if codes.storage_offset() % 16 == 0 else codes.clone()
 
 

@@ -8,7 +8,6 @@ are powers of two. So a sharded run has the bits of an unsharded one.
 from __future__ import annotations
 
 import copy
-import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -47,8 +46,8 @@ class Network(nn.Module):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        self.first = nn.Linear(sizes[0], sizes[1])
-        self.second = nn.Linear(sizes[1], sizes[2], bias=False)
+        self.first = nn.Linear(sizes[0], sizes[1], bias=False)
+        self.second = nn.Linear(sizes[1], sizes[2])
         self.third = nn.Linear(sizes[2], sizes[3])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -245,8 +244,8 @@ def _process_group(rank: int, folder: Path, device: torch.device) -> Iterator[No
 def run_rank(rank: int, plan: Plan, folder: Path) -> None:
     """One process of the sharded runs: every way, every recipe.
 
-    Writes `folder`/rank<rank>.pt: way -> recipe -> the trace as a dict, or the text of the error
-    that ended it.
+    Writes `folder`/rank<rank>.pt: way -> recipe -> the trace as a dict. The first error ends it:
+    the other rank may be waiting for this one.
     """
     torch.set_num_threads(plan.threads)
     device = torch.device(plan.device)
@@ -259,9 +258,8 @@ def run_rank(rank: int, plan: Plan, folder: Path) -> None:
         for way in WAYS:
             for recipe in plan.recipes:
                 try:
-                    trace = _sharded(target, recipe, way, plan, rank)
-                except Exception:  # noqa: BLE001 - whatever it is, the parent judges it
-                    results[way][recipe] = traceback.format_exc()
-                else:
-                    results[way][recipe] = vars(trace)
+                    results[way][recipe] = vars(_sharded(target, recipe, way, plan, rank))
+                except Exception as error:
+                    error.add_note(f"while rank {rank} ran {recipe} by {way}")
+                    raise
     torch.save(results, folder / f"rank{rank}.pt")

@@ -72,7 +72,8 @@ def in_world(name: str, target: Target) -> Iterator[World]:
     if name == "real":
         yield World(target.device, torch.device("meta"))
         return
-    with FakeTensorMode(), WithoutCudaBuild():
+    # Without autograd: on a build without CUDA its nodes ask for a stream, and abort the process.
+    with FakeTensorMode(), WithoutCudaBuild(), torch.no_grad():
         yield World(torch.device("cuda"), torch.device("cpu"))
 
 

@@ -14,7 +14,7 @@ Amax = Callable[[Tensor, Granularity], Tensor]
 AMAX = "fp8.scaling.amax"
 
 
-@fault("F02", law="P11", naive=True, step=AMAX)
+@fault("F02", law="P05", naive=True, step=AMAX)
 def wrong_axis_when_square(amax: Amax) -> Amax:
     """The amax of square operands is taken over the wrong axis."""
     return lambda x, how: amax(x.t() if x.shape[0] == x.shape[1] else x, how)
