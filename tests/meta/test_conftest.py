@@ -110,11 +110,11 @@ def test_profiles_and_seeds(project: Run, pytester: pytest.Pytester) -> None:
         return next(line for line in result.outlines if "seen: " in line).split("seen: ")[1].split()
 
     quick = seen("--fp8-profile=quick")
-    assert quick[:4] == ["8", "True", "0", "8"]
+    assert quick[:4] == ["4", "True", "0", "4"]
     assert seen("--fp8-profile=quick") == quick
     assert seen()[:4] == ["40", "True", "0", "40"]
     seeded = seen("--fp8-profile=quick", "--fp8-seed=5")
-    assert seeded[:4] == ["8", "False", "5", "8"]
+    assert seeded[:4] == ["4", "False", "5", "4"]
     assert seen("--fp8-profile=quick", "--fp8-seed=5") == seeded
     drawn = {quick[4], seeded[4], seen("--fp8-profile=quick", "--fp8-seed=6")[4]}
     assert len(drawn) == 3

@@ -136,11 +136,11 @@ def judge_scales_usable(judge, scale: torch.Tensor) -> None:
     )
 
 
-#: every power of two that float32 has and its neighbours, 2^-149 to 2^127, and the largest values
+#: every power of two of float32 and its neighbours, 2^-149 to 2^127, and the largest value
 _POWERS = np.ldexp(np.float32(1), np.arange(-149, 128)).astype(np.float32)
 _UNDER, _OVER = (np.nextafter(_POWERS, np.float32(way)) for way in (0, np.inf))
-_LARGEST = np.array([3e38, np.finfo(np.float32).max], np.float32)
-EVERY_AMAX = np.unique(np.concatenate([_POWERS, _UNDER, _OVER, _LARGEST]))[1:]  # without 0
+_MAX = np.finfo(np.float32).max
+EVERY_AMAX = np.unique(np.concatenate([_POWERS, _UNDER, _OVER, [_MAX]]))[1:]  # without 0
 
 
 def rows_of_every_amax() -> np.ndarray:
