@@ -37,17 +37,14 @@ rules = pytest.mark.parametrize("rule", SCALE_RULES)
 @pytest.fixture
 def formats_of(target, granularity, rule, judge):
     """The element formats that the target quantises to by this granularity and rule."""
-    known = [name for name in ELEMENTS if how(name, granularity, rule) in operands(target)]
+    operands = target.capabilities().operands
+    known = [name for name in ELEMENTS if how(name, granularity, rule) in operands]
     judge.require(bool(known), f"quantize: no {granularity} operand by the rule {rule}")
     return known
 
 
 def how(format: str, granularity: str, rule: str) -> Operand:
     return Operand(FORMATS[format], GRANULARITIES[granularity], SCALE_RULES[rule])
-
-
-def operands(target) -> frozenset[Operand]:
-    return target.capabilities().operands
 
 
 def oracle_codes(x: np.ndarray, operand: Operand) -> tuple[np.ndarray, np.ndarray]:
@@ -176,8 +173,8 @@ def test_every_amax(target, formats_of, granularity, rule, judge):
     # With one scale a row, the rows stacked have the scales of each alone.
     stacked = np.concatenate(groups) if granularity == "tensorwise" else groups[0]
     for element in formats_of[:2]:  # e4m3fn and e5m2: the rule knows only the format's maximum
-        judge.example(format=element, granularity=granularity, rule=rule)
         operand = how(element, granularity, rule)
+        judge.example(operand=str(operand))
         got = [target.quantize(torch.from_numpy(x).to(target.device), operand) for x in groups]
         codes = torch.cat([q.codes.view(torch.uint8) for q in got])
         scale = torch.cat([q.scale for q in got])
