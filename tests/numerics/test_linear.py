@@ -90,7 +90,7 @@ def judge_quality(
 @pytest.mark.law("P05", "P08", "P03")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("recipe", RECIPES)
-@examples(40)
+@examples(24)
 @given(
     data=st.data(),
     bias=st.booleans(),
@@ -130,7 +130,7 @@ def judge_exact(judge, law: str, check: str, got, want, dtype: str) -> None:
 @pytest.mark.law("P05", "P08", "P03")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("recipe", RECIPES)
-@examples(50)
+@examples(30)
 @given(data=st.data())
 def test_tight(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
     """Any shape, layout, bias, distribution and magnitude: each result within its derived bound."""
@@ -170,7 +170,7 @@ def linear_oracle(target, recipe: str, operands: LinearArrays, dtype: str):
 @pytest.mark.law("P26")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("recipe", RECIPES)
-@examples(25)
+@examples(15)
 @given(data=st.data())
 def test_quality(target, recipe_of, recipe, dtype, judge, fp8_seed, data):
     """SQNR paired with the oracle's, two-sided, overall and for every row."""

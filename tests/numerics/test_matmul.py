@@ -116,7 +116,7 @@ def require(judge, target, left: Operand, right: Operand) -> None:
 @granularity_pairs
 @format_pairs
 @accumulations
-@examples(20)
+@examples(12)
 @given(data=st.data(), seed=st.integers(0, 2**20))
 def test_exact(target, judge, fp8_seed, formats, granularities, accumulation, data, seed):
     """A power-of-two scale for every group, none like its neighbour: equal to float64, bit for bit.
@@ -157,7 +157,7 @@ def supports_dtype(target, dtype: str) -> bool:
 @granularity_pairs
 @format_pairs
 @accumulations
-@examples(20)
+@examples(12)
 @given(data=st.data(), seed=st.integers(0, 2**20))
 def test_tight(target, judge, fp8_seed, formats, granularities, accumulation, data, seed):
     """Every finite code and arbitrary scales: within the bound of the target's accumulation."""
@@ -192,7 +192,7 @@ def test_tight(target, judge, fp8_seed, formats, granularities, accumulation, da
 @pytest.mark.law("P27")
 @accumulations
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@examples(20)
+@examples(12)
 @given(data=st.data(), seed=st.integers(0, 2**20))
 def test_bias_is_added_before_the_rounding(
     target, judge, fp8_seed, accumulation, dtype, data, seed
