@@ -44,6 +44,7 @@ def run_ranks(plan: Plan, folder: Path) -> list[dict[str, dict[str, Any]]]:
     return [torch.load(folder / f"rank{rank}.pt", map_location="cpu") for rank in range(RANKS)]
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P01")
 def test_sharded_equals_unsharded(target, judge, fp8_seed, fp8_plant, tmp_path):
     """Every recipe and every way of distributing in one pair of processes, which take seconds."""

@@ -69,6 +69,7 @@ def can_run(target, layer: captured.Captured, recipe: str) -> str | None:
     return None
 
 
+@pytest.mark.thorough
 @pytest.mark.law("P03", "P05", "P08")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_tight(target, path, layer, recipe, judge):
