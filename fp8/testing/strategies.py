@@ -37,7 +37,7 @@ _EXTENTS = (1, 2, 3, 7, 15, 16, 17, 31, 33, 47, 63, 64, 65, 95, 127, 128, 129, 1
 def examples(count: int) -> Callable[[Any], Any]:
     """Settings: `count` examples in the default profile, a tenth in quick, ten times in nightly."""
     # conftest.py gives a test that does not say otherwise 40 in the default profile.
-    scaled = max(2, count * settings().max_examples // 40)
+    scaled = max(3, count * settings().max_examples // 40)
     return settings(max_examples=scaled)
 
 
