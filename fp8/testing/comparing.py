@@ -231,11 +231,14 @@ class QualityLimits:
 
     accumulation: noise that the target's accumulator may add to a row, as an amplitude relative to
     the row's norm; the limits widen by what that is beside the oracle's own noise.
+    aligned: whether that noise may point the same way in every row, as where the same large product
+    dominates them: overall its amplitude then adds to the oracle's noise, else its power does.
     """
 
     overall: float
     row: float
     accumulation: float = 0.0
+    aligned: bool = False
 
 
 #: Noise to signal below which two results are equally good, 100 dB: a float32 sum of K = 170 terms
@@ -285,10 +288,11 @@ def quality(got: object, oracle: object, exact: object, limits: QualityLimits) -
         added = 20 * np.log10(1 + limits.accumulation / np.sqrt(noise_of_oracle / power))
     row_limit = limits.row + np.where(zero, 0.0, added)
     bad = ~zero & ~(np.abs(delta) <= row_limit)
-    # Over all rows it points every way: the powers add.
     ratio = noise_of_oracle.sum() / power.sum() if power.any() else 1.0
-    overall_limit = limits.overall + 10 * np.log10(
-        1 + limits.accumulation**2 / max(ratio, NOISE_FLOOR)
+    relative = limits.accumulation / np.sqrt(max(ratio, NOISE_FLOOR))
+    # Over rows that it leaves every way the powers add, over rows it leaves one way the amplitudes.
+    overall_limit = limits.overall + (
+        20 * np.log10(1 + relative) if limits.aligned else 10 * np.log10(1 + relative**2)
     )
     lines = []
     if not abs(delta_overall) <= overall_limit:

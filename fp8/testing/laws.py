@@ -138,10 +138,11 @@ class Judge:
         overall: float = QUALITY_OVERALL_DB,
         row: float = QUALITY_ROW_DB,
         accumulation: float = 0.0,
+        aligned: bool = False,
     ) -> bool:
         """SQNR against `exact` as good as the oracle's, no better. See `comparing.quality`."""
         __tracebackhide__ = True
-        limits = QualityLimits(overall, row, accumulation)
+        limits = QualityLimits(overall, row, accumulation, aligned)
         return self._settle(law, check, comparing.quality(got, oracle, exact, limits))
 
     def equal(self, law: str, check: str, got: object, expected: object) -> bool:

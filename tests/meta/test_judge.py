@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -179,6 +180,21 @@ def test_quality_sees_one_row(exact: np.ndarray) -> None:
     assert found.wrong == 1
     assert found.lines[0].startswith("first wrong row: [7] oracle")
     assert found.lines[-1] == "wrong: 1 of 32 rows"
+
+
+def test_quality_widens_by_the_noise_of_a_narrow_accumulator(exact: np.ndarray) -> None:
+    oracle = noisy(exact, 1, 0.05)
+    cut = replace(LIMITS, accumulation=0.005)  # a tenth of the oracle's noise
+    in_step = exact + 1.08 * (oracle - exact)  # 0.67 dB worse in every row
+    across = oracle + noisy(np.zeros_like(exact), 2, 0.005)  # 0.04 dB worse overall
+    assert not quality(across, oracle, exact, LIMITS).ok
+    assert quality(across, oracle, exact, cut).ok
+    found = quality(in_step, oracle, exact, cut)
+    assert found.lines == (found.lines[0],)  # the rows may be, all of them together may not
+    assert found.lines[0].startswith("SQNR overall")
+    assert quality(in_step, oracle, exact, replace(cut, aligned=True)).ok
+    worse = exact + 1.15 * (oracle - exact)
+    assert not quality(worse, oracle, exact, replace(cut, aligned=True)).ok
 
 
 def test_quality_compares_rows_of_zeros_exactly(exact: np.ndarray) -> None:

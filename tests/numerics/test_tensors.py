@@ -126,6 +126,9 @@ def test_quality(target, path, judge):
                 getattr(quantised, name).rounded(dtype),
                 getattr(exact, name).value,
                 accumulation=NARROW_NOISE if narrow else 0.0,
+                # A captured layer's outlier channel is the same in every token: fast accumulation
+                # undid 1 dB of `y`'s rounding errors where M, K, N = 128, 1536, 384.
+                aligned=True,
             )
 
 
