@@ -116,6 +116,50 @@ def mlp(target: Target, *, dtype: str, seed: int = 1) -> nn.Sequential:
     return seeded(model.to(target.device, getattr(torch, dtype)), seed)
 
 
+class Block(nn.Module):
+    """A pre-norm transformer block with RMSNorm and SwiGLU: (batch, tokens, width) to the same."""
+
+    HEADS = 4
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.projection = nn.Linear(width, width)
+        self.mlp_norm = nn.RMSNorm(width)
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, tokens, width)."""
+        split = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.HEADS, -1))
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).flatten(-2))
+        h = self.mlp_norm(x)
+        out: Tensor = x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+        return out
+
+
+#: a block's batch, tokens, width and hidden width
+BLOCK = (3, 16, 64, 176)
+
+
+def block(target: Target, *, dtype: str, seed: int = 1) -> Block:
+    """An unconverted block of BLOCK's widths."""
+    *_, width, hidden = BLOCK
+    made = seeded(Block(width, hidden), seed)
+    return made.to(target.device, getattr(torch, dtype))
+
+
+def block_batch(target: Target, *, dtype: str, seed: int = 2) -> tuple[Tensor, Tensor]:
+    """x and grad_output for `block`, (batch, tokens, width) each."""
+    shape = BLOCK[:3]
+    x = values(seed, *shape, dtype=dtype, device=target.device)
+    return x, values(seed + 1_000, *shape, dtype=dtype, device=target.device)
+
+
 def mlp_batch(target: Target, *, dtype: str, seed: int = 2) -> tuple[Tensor, Tensor]:
     """x (TOKENS, WIDTH) and grad_output (TOKENS, OUT) for `mlp`."""
     tokens, width, out = aligned(target, TOKENS, WIDTH, OUT)

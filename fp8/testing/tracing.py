@@ -62,6 +62,22 @@ def record_products(fn: Callable[[], Any]) -> tuple[Any, list[RecordedProduct]]:
     return value, recorder.products
 
 
+def is_product(operator: str) -> bool:
+    """Whether an operator, by its schema's name, multiplies matrices."""
+    return operator in _READERS
+
+
+def product_of(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
+) -> RecordedProduct | None:
+    """A call as the product that it is, or None; the tensors may be fake ones of a graph."""
+    schema = func._schema  # noqa: SLF001 - the only way to the arguments' names
+    reader = _READERS.get(schema.name)
+    if reader is None:
+        return None
+    return _recorded(schema.name, reader(_arguments(schema, args, kwargs)), out)
+
+
 class OperatorWatch(TorchDispatchMode):
     """Calls `saw` for every operator that ran on plain tensors."""
 
@@ -99,11 +115,9 @@ class _Recorder(OperatorWatch):
     def saw(
         self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> None:
-        schema = func._schema  # noqa: SLF001 - the only way to the arguments' names
-        reader = _READERS.get(schema.name)
-        if reader is not None:
-            operands = reader(_arguments(schema, args, kwargs))
-            self.products.append(_recorded(schema.name, operands, out))
+        product = product_of(func, args, kwargs, out)
+        if product is not None:
+            self.products.append(product)
 
 
 def _recorded(operator: str, operands: _Operands, out: Tensor) -> RecordedProduct:
