@@ -259,6 +259,8 @@ def _record(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
                 for _ in range(calls):
                     call()
         except UserWarning as warning:
+            if "Graph is empty" not in str(warning):
+                raise
             raise ValueError("a callable must run something on the GPU, got none") from warning
     return graph
 

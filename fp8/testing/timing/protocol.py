@@ -7,7 +7,7 @@ one, `fp8.testing.timing.simulated` one with known properties.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fp8.testing.timing import analysis
 from fp8.testing.timing.results import Block, Measurement, Round, Start, WarmUp
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from fp8.testing.timing.plan import Plan, Quantity
 
-Subject = TypeVar("Subject", contravariant=True)
+Subject = TypeVar("Subject")
+Subject_contra = TypeVar("Subject_contra", contravariant=True)
 
 
 class Prepared(Protocol):
@@ -33,7 +34,7 @@ class Prepared(Protocol):
         ...
 
 
-class Device(Protocol[Subject]):
+class Device(Protocol[Subject_contra]):
     """What the protocol measures on."""
 
     @property
@@ -50,7 +51,7 @@ class Device(Protocol[Subject]):
         """A clock, in seconds."""
         ...
 
-    def prepare(self, subject: Subject, plan: Plan) -> Prepared:
+    def prepare(self, subject: Subject_contra, plan: Plan) -> Prepared:
         """Call it twice, and find out how to measure it."""
         ...
 
@@ -93,7 +94,7 @@ def measure(device: Device[Subject], subjects: Mapping[str, Subject], plan: Plan
 
 
 def _warm_up(
-    device: Device[Subject], prepared: Mapping[str, Prepared], plan: Plan, deadline: float
+    device: Device[Any], prepared: Mapping[str, Prepared], plan: Plan, deadline: float
 ) -> dict[str, WarmUp]:
     """Blocks of all in turn, as they will be measured, until each has been steady once."""
     blocks: dict[str, list[Block]] = {name: [] for name in prepared}
@@ -120,7 +121,7 @@ def is_steady(blocks: Sequence[Block], quantity: Quantity, within: float) -> boo
 def _round(prepared: Mapping[str, Prepared]) -> Round:
     """One round: A B C, then C B A. A drift that is even over the round cancels."""
     first = {name: one.block() for name, one in prepared.items()}
-    second = {name: prepared[name].block() for name in reversed(prepared)}
+    second = {name: prepared[name].block() for name in reversed(list(prepared))}
     return {name: (first[name], second[name]) for name in prepared}
 
 
