@@ -40,8 +40,9 @@ class Report:
         from rich.console import Console
 
         text = StringIO()
-        Console(file=text, width=140, color_system=None).print(rendered(self))
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+        Console(file=text, width=140, color_system=None).print(table(self.measurement))
+        drawn = [line.rstrip() for line in text.getvalue().splitlines()]
+        return "\n".join([*drawn, *lines(self)])
 
 
 def reported(measurement: Measurement) -> Report:
@@ -55,8 +56,12 @@ def rendered(report: Report) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    lines = [Text(line) for line in (*verdicts(report), *remarks(report.measurement))]
-    return Group(table(report.measurement), *lines)
+    return Group(table(report.measurement), *(Text(line) for line in lines(report)))
+
+
+def lines(report: Report) -> tuple[str, ...]:
+    """What stands below the table: verdicts, then remarks."""
+    return (*verdicts(report), *remarks(report.measurement))
 
 
 def table(measurement: Measurement) -> Table:
@@ -65,8 +70,14 @@ def table(measurement: Measurement) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    made.add_column("ms", overflow="fold")
+    made = Table(
+        title=f"times in ms; speed-up against {escape(measurement.baseline)}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+    made.add_column("", overflow="fold")
     headings = ("device", "host", "call", "1st call", "2nd call", "peak MiB")
     for heading in (*headings, "speed-up, device", "speed-up, call"):
         made.add_column(heading, justify="right", no_wrap=True)
@@ -135,7 +146,7 @@ def _conditions(found: Conditions) -> list[str]:
     if found.reasons is None:
         facts.append("throttling not available")
     elif found.reasons:
-        facts.append(f"clock held by {', '.join(sorted(found.reasons))}")
+        facts.append(f"clock limited by {', '.join(sorted(found.reasons))}")
     if found.foreign is None:
         facts.append("other processes not available")
     return facts
