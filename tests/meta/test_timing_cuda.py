@@ -1,4 +1,4 @@
-"""The real device's ways of timing, on a stand-in for torch.cuda: one host, one GPU, virtual time."""
+"""The real device's ways of timing, on a stand-in for torch.cuda in virtual time."""
 
 from __future__ import annotations
 
@@ -194,8 +194,8 @@ def test_each_way_finds_the_devices_time_and_the_hosts(
 def test_a_short_call_is_timed_together_with_others(world: World, device: cuda.CudaDevice) -> None:
     prepared = device.prepare(Work(world, 0.01, 0.02), Plan())
     assert prepared.graph is not None
-    assert prepared.graph.calls == 50  # a millisecond
-    assert len(prepared.block().device_ms) == 20  # twenty of them
+    assert prepared.graph.calls in {50, 51}  # a millisecond, and what sums of 0.02 round to
+    assert len(prepared.block().device_ms) == 20  # twenty milliseconds
 
 
 def test_a_graph_of_what_the_host_is_slow_at_still_lasts_a_sample(
