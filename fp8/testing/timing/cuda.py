@@ -176,7 +176,9 @@ class CudaDevice:
         """A graph of as many calls as a sample takes, and as it takes to use all the operands."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), warnings.catch_warnings():
+            # Of a callable that keeps its loss alive; then capturing fails, which is dealt with.
+            warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
             for _ in range(3):  # as torch asks for before capturing: lazy set-up must be over
                 call()
         torch.cuda.current_stream().wait_stream(stream)
