@@ -129,7 +129,7 @@ class CudaDevice:
                 if plan.method == "graph":
                     raise
                 method = "profiler"
-                notes = (*notes, f"no CUDA graph: {str(error).splitlines()[0]}")
+                notes = (*notes, "no CUDA graph: " + str(error).partition("\n")[0])
         calls, samples = layout(call_ms, plan.sample_ms, plan.block_ms, plan.min_samples)
         start = Start(first_ms, second_ms, peak_bytes, method, (*notes, *_hot(subject, graph)))
         return _Prepared(self, subject, start, calls, samples, graph)
