@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from importlib.resources.abc import Traversable
     from pathlib import Path
 
@@ -162,8 +162,15 @@ def _check_type(name: str, value: object, kind: type) -> None:
 # --- conditions ---------------------------------------------------------------------------------
 
 
-def check_conditions(when: Mapping[str, object], where: str) -> None:
-    """Raise ClaimError for a condition that could never be decided. `where` ends in its name."""
+def check_conditions(when: object, where: str, known: Collection[str] = ()) -> None:
+    """Raise ClaimError for a condition that could never be decided. `where` ends in its name.
+
+    known: the facts that there are; none given, there may be any.
+    """
+    if not isinstance(when, dict):
+        raise ClaimError(f"{where} must be a table, got {when!r}")
+    if known:
+        _refuse_unknown(when, known, where)
     for name, wanted in when.items():
         if name in VERSION_FACTS:
             try:
