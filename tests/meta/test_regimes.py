@@ -1,4 +1,4 @@
-"""The known regimes: their file, which case is in which, their evidence, and what convert warns of."""
+"""The known regimes: the file, what is in which, the evidence, and what `convert` warns of."""
 
 from __future__ import annotations
 
