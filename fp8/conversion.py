@@ -212,8 +212,6 @@ def _advice(layer: nn.Linear, parent: nn.Module, tokens: int | None) -> str:
 
 def _case(name: str, layer: nn.Linear, recipe: Recipe, tokens: int | None) -> Case:
     """What is known of a layer of the reference at its conversion."""
-    device = layer.weight.device
-    known = hardware.find(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return Case(
         subject="linear",
         M=tokens,
@@ -225,8 +223,16 @@ def _case(name: str, layer: nn.Linear, recipe: Recipe, tokens: int | None) -> Ca
         accumulation=recipe.output.accumulation,
         head=name.rpartition(".")[2] in _HEADS,
         target="reference",
-        gpu=known.id if known is not None else None,
+        gpu=_gpu(layer.weight.device),
     )
+
+
+def _gpu(device: torch.device) -> str | None:
+    """The id of the device's hardware file; None on a CPU, and for a fake tensor's GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    known = hardware.find(torch.cuda.get_device_name(device))
+    return known.id if known is not None else None
 
 
 def _warning(reports: list[LayerReport]) -> str:
