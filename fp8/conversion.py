@@ -6,6 +6,7 @@ A layer is converted by changing its class: the module object stays, and with it
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,16 +17,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fp8 import regimes
+from fp8 import hardware, regimes
 from fp8.linear import Float8Linear
 from fp8.quantize import HIGH_PRECISION
 from fp8.recipes import Recipe
 from fp8.recipes import get as get_recipe
+from fp8.regimes import Case, Regime, RegimeWarning
 
 if TYPE_CHECKING:
     from fp8.matmul import Backend
 
 FilterFn = Callable[[nn.Linear, str], bool]
+
+#: what models call their output head
+_HEADS = frozenset({"lm_head", "head", "output", "classifier"})
+#: how many layers a warning names for each regime
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,14 @@ class LayerReport:
     converted: bool
     #: why it was kept, or what to know about a converted one; may be empty for a converted one
     reason: str
+    #: the ids of the regimes that a converted one is certainly in (see `fp8.regimes`)
+    regimes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         state = "float8" if self.converted else "kept"
         shape = f"{self.in_features} -> {self.out_features}"
-        return f"{self.name:<40} {shape:>16}  {state:<6}  {self.reason}".rstrip()
+        notes = "; ".join(filter(None, (", ".join(self.regimes), self.reason)))
+        return f"{self.name:<40} {shape:>16}  {state:<6}  {notes}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,10 @@ def convert(
     report says from which M it pays. backend: "torch" where the device has float8 hardware, else
     "emulated".
 
+    Warns once, with a `fp8.regimes.RegimeWarning`, when it converts layers into regimes that are
+    known to be slow or inaccurate from what is known here: names, shapes and recipe, and M only
+    when `tokens` says so.
+
     Layers with a forward of their own, layers whose forward nobody calls, and layers whose dtype
     float8 training does not take are kept and reported. A second call converts nothing.
 
@@ -91,17 +105,7 @@ def convert(
     or `tokens` leave nothing to convert, or when the recipe or the backend is unknown.
     """
     recipe = get_recipe(recipe)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: got {type(model).__name__}, needs a torch.nn.Module")
-    if isinstance(model, nn.Linear):
-        raise ValueError(  # noqa: TRY004 - a Linear is a Module, this one has no parent
-            "model: got a Linear, needs a model that contains it: wrap it, as in "
-            "nn.Sequential(layer), or build a Float8Linear"
-        )
-    if tokens is not None and tokens < 1:
-        raise ValueError(f"tokens: got {tokens}, needs at least 1")
-    if backend not in (None, "emulated", "torch"):
-        raise ValueError(f"backend: got {backend!r}, needs 'emulated', 'torch' or None")
+    _check_arguments(model, tokens, backend)
     layers = list(_linears(model))
     if not layers:
         raise ValueError(f"model: got {type(model).__name__} without any Linear, needs one or more")
@@ -117,11 +121,20 @@ def convert(
             elif not _pays(layer, tokens):
                 reason, unpaid = f"{tokens} tokens: {_payoff(layer)}", unpaid + 1
         converted = reason is None
+        known: tuple[Regime, ...] = ()
         if converted:
             _swap(layer, recipe, backend)
             reason = _advice(layer, parent, tokens)
+            known = regimes.of(_case(name, layer, recipe, tokens))
         reports.append(
-            LayerReport(name, layer.in_features, layer.out_features, converted, reason or "")
+            LayerReport(
+                name,
+                layer.in_features,
+                layer.out_features,
+                converted,
+                reason or "",
+                tuple(regime.id for regime in known),
+            )
         )
     if eligible and filtered == eligible:
         raise ValueError(
@@ -130,9 +143,26 @@ def convert(
         )
     if eligible and filtered + unpaid == eligible:
         raise ValueError(
-            f"tokens: no layer pays at {tokens} ({regimes.SOURCE}); leave it out to convert anyway"
+            f"tokens: no layer pays at {tokens} ({regimes.published().name}); leave it out to "
+            "convert anyway"
         )
+    if any(report.regimes for report in reports):
+        warnings.warn(_warning(reports), RegimeWarning, stacklevel=2)
     return ConversionReport(recipe.name, tuple(reports))
+
+
+def _check_arguments(model: object, tokens: int | None, backend: str | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}, needs a torch.nn.Module")
+    if isinstance(model, nn.Linear):
+        raise ValueError(  # noqa: TRY004 - a Linear is a Module, this one has no parent
+            "model: got a Linear, needs a model that contains it: wrap it, as in "
+            "nn.Sequential(layer), or build a Float8Linear"
+        )
+    if tokens is not None and tokens < 1:
+        raise ValueError(f"tokens: got {tokens}, needs at least 1")
+    if backend not in (None, "emulated", "torch"):
+        raise ValueError(f"backend: got {backend!r}, needs 'emulated', 'torch' or None")
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, nn.Module]]:
@@ -170,7 +200,7 @@ def _pays(layer: nn.Linear, tokens: int | None) -> bool:
 def _payoff(layer: nn.Linear) -> str:
     least = regimes.break_even_tokens(layer.in_features, layer.out_features)
     when = "pays at no M" if least is None else f"pays from M = {least}"
-    return f"{when} ({regimes.SOURCE})"
+    return f"{when} ({regimes.published().name})"
 
 
 def _advice(layer: nn.Linear, parent: nn.Module, tokens: int | None) -> str:
@@ -178,6 +208,45 @@ def _advice(layer: nn.Linear, parent: nn.Module, tokens: int | None) -> str:
     if isinstance(parent, nn.TransformerEncoderLayer):
         notes.append("TransformerEncoderLayer's fast path in eval mode does not call it")
     return "; ".join(notes)
+
+
+def _case(name: str, layer: nn.Linear, recipe: Recipe, tokens: int | None) -> Case:
+    """What is known of a layer of the reference at its conversion."""
+    return Case(
+        subject="linear",
+        M=tokens,
+        K=layer.in_features,
+        N=layer.out_features,
+        recipe=recipe.name,
+        bias=layer.bias is not None,
+        bias_fused=True,
+        accumulation=recipe.output.accumulation,
+        head=name.rpartition(".")[2] in _HEADS,
+        target="reference",
+        gpu=_gpu(layer.weight.device),
+    )
+
+
+def _gpu(device: torch.device) -> str | None:
+    """The id of the device's hardware file; None on a CPU, and for a fake tensor's GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    known = hardware.find(torch.cuda.get_device_name(device))
+    return known.id if known is not None else None
+
+
+def _warning(reports: list[LayerReport]) -> str:
+    """Which layers are in which regime, and what to do: one line for each regime."""
+    concerned = [report for report in reports if report.regimes]
+    of = f"{len(concerned)} of {sum(r.converted for r in reports)} converted layers"
+    lines = [f"{of} are in regimes known to be slow or inaccurate in float8 (docs/regimes.md):"]
+    for regime in regimes.load():
+        inside = [r for r in concerned if regime.id in r.regimes]
+        if inside:
+            names = [f"{r.name} ({r.in_features} -> {r.out_features})" for r in inside[:_NAMED]]
+            names += [f"{len(inside) - _NAMED} more"] if len(inside) > _NAMED else []
+            lines.append(f"  {regime.id}: {', '.join(names)}. To do: {regime.remedy}")
+    return "\n".join(lines)
 
 
 def _swap(layer: nn.Linear, recipe: Recipe, backend: Backend | None) -> None:

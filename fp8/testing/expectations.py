@@ -13,9 +13,9 @@ The file has ``schema = 1`` and any number of entries::
     expires = 2027-01-01
     example = "tests/numerics/test_linear.py::test_bias_is_rounded_once"
 
-`when` names facts of the example that is being compared: equal to the value, or to one of a
-list. Versions of packages are PEP 440 specifiers. An empty `when` always holds. `example` is a
-test that always draws the case: with or without the brackets that pytest adds.
+`when` names facts of the example that is being compared; `fp8.claims` explains the conditions. An
+empty `when` always holds. `example` is a test that always draws the case: with or without the
+brackets that pytest adds.
 
 An entry is *stale* when its example ran and no comparison that it matches failed: what it
 excuses is gone. It is *expired* after `expires`; it still excuses, and says so.
@@ -24,26 +24,17 @@ excuses is gone. It is *expired* after `expires`; it still excuses, and says so.
 from __future__ import annotations
 
 import datetime as dt
-import tomllib
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
+from fp8 import claims
+from fp8.claims import ClaimError
 from fp8.testing.law_table import LAWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-SCHEMA = 1
-#: Facts that are versions: `when` holds a PEP 440 specifier for them.
-VERSION_FACTS = frozenset({"python", "torch", "torchao", "transformer_engine", "triton"})
-
-
-class ExpectationError(ValueError):
-    """The expectations file can't be used; the message says where and why."""
 
 
 class ExpiredExpectationWarning(UserWarning):
@@ -71,24 +62,11 @@ class Expectation:
 
     def holds(self, facts: Mapping[str, object], names: Iterable[str] | None = None) -> bool:
         """Whether `when` holds for the facts: all of it, or what it says of `names`."""
-        chosen = self.when if names is None else {n: self.when[n] for n in names if n in self.when}
-        return all(_fact_holds(name, wanted, facts) for name, wanted in chosen.items())
+        return claims.holds(self.when, facts, names)
 
     def is_example(self, nodeid: str) -> bool:
         """Whether `nodeid` is this entry's example."""
         return nodeid == self.example or nodeid.startswith(self.example + "[")
-
-
-def _fact_holds(name: str, wanted: object, facts: Mapping[str, object]) -> bool:
-    if name not in facts:
-        return False
-    fact = facts[name]
-    if name in VERSION_FACTS:
-        # prereleases: a nightly build of torch is what the condition is about, too
-        return SpecifierSet(str(wanted)).contains(str(fact), prereleases=True)
-    options = wanted if isinstance(wanted, list) else [wanted]
-    # bool is int in Python: M = 1 must not match a switch that is on
-    return any(fact == o and isinstance(fact, bool) is isinstance(o, bool) for o in options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,71 +101,19 @@ def load_expectations(path: Path) -> Expectations:
     """Read an expectations file.
 
     Raises:
-        ExpectationError: It can't be read, isn't TOML, has another schema, an unknown or a
-            missing key, a value of a wrong type, an unknown law, or an id twice.
+        ClaimError: It can't be read, isn't TOML, has another schema, an unknown or a missing
+            key, a value of a wrong type, an unknown law, or an id twice.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        msg = f"{path}: {error}"
-        raise ExpectationError(msg) from error
-    unknown = sorted(data.keys() - {"schema", "expectation"})
-    if unknown:
-        msg = f"{path}: unknown key {unknown[0]!r}; known: schema, expectation"
-        raise ExpectationError(msg)
-    if data.get("schema") != SCHEMA:
-        msg = f"{path}: schema must be {SCHEMA}, got {data.get('schema')!r}"
-        raise ExpectationError(msg)
-    tables = data.get("expectation", [])
-    if not isinstance(tables, list):
-        msg = f"{path}: expectation must be an array of tables: write [[expectation]]"
-        raise ExpectationError(msg)
-    entries: dict[str, Expectation] = {}
-    for number, table in enumerate(tables, start=1):
-        where = f"{path}: expectation {number} ({table.get('id', 'without id')})"
-        entry = _entry(table, where)
-        if entry.id in entries:
-            msg = f"{where}: this id was used before"
-            raise ExpectationError(msg)
-        entries[entry.id] = entry
-    return Expectations(tuple(entries.values()))
+    data = claims.read(path, "expectation")
+    tables = claims.entries(data, "expectation", path)
+    return Expectations(tuple(_entry(table, where) for table, where in tables))
 
 
 def _entry(table: dict[str, Any], where: str) -> Expectation:
-    known = [f.name for f in fields(Expectation)]
-    for name in sorted(table.keys() - set(known)):
-        msg = f"{where}: unknown key {name!r}; known: {', '.join(known)}"
-        raise ExpectationError(msg)
-    wanted: dict[str, type] = dict.fromkeys(known, str)
-    wanted |= {"when": dict, "expires": dt.date}
-    table = {"when": {}, **table}
-    for name, kind in wanted.items():
-        if name not in table:
-            msg = f"{where}: {name} is missing"
-            raise ExpectationError(msg)
-        if not isinstance(table[name], kind) or table[name] == "":
-            msg = f"{where}: {name} must be a {kind.__name__}, got {table[name]!r}"
-            raise ExpectationError(msg)
-    if isinstance(table["expires"], dt.datetime):
-        msg = f"{where}: expires must be a date without a time, got {table['expires']}"
-        raise ExpectationError(msg)
+    required: dict[str, type] = dict.fromkeys((f.name for f in fields(Expectation)), str)
+    del required["when"]
+    claims.checked(table, where, required | {"expires": dt.date}, {"when": dict})
     if table["law"] not in LAWS:
-        msg = f"{where}: law {table['law']!r} is unknown; known: {', '.join(LAWS)}"
-        raise ExpectationError(msg)
-    for name, value in table["when"].items():
-        _check_condition(name, value, where)
+        raise ClaimError(f"{where}: law {table['law']!r} is unknown; known: {', '.join(LAWS)}")
+    claims.check_conditions(table.get("when", {}), f"{where}: when")
     return Expectation(**table)
-
-
-def _check_condition(name: str, value: object, where: str) -> None:
-    if name in VERSION_FACTS:
-        try:
-            SpecifierSet(value if isinstance(value, str) else "not a string")
-        except InvalidSpecifier as error:
-            msg = f"{where}: when.{name} must be a PEP 440 specifier, got {value!r}"
-            raise ExpectationError(msg) from error
-        return
-    options = value if isinstance(value, list) else [value]
-    if not options or not all(isinstance(o, str | int | float) for o in options):
-        msg = f"{where}: when.{name} must be a string, a number, a boolean or a list of these"
-        raise ExpectationError(msg)

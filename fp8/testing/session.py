@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fp8.testing.expectations import (
-    VERSION_FACTS,
-    Expectation,
-    ExpectationError,
-    Expectations,
-    load_expectations,
-)
+from fp8.claims import VERSION_FACTS, ClaimError
+from fp8.testing.expectations import Expectation, Expectations, load_expectations
 from fp8.testing.records import Record, environment, numbered, save_record, version_of
 from fp8.testing.tally import Tally
 
@@ -45,7 +40,7 @@ class Session:
         if options.expectations is not None:
             try:
                 self.expectations = load_expectations(options.expectations)
-            except ExpectationError as error:
+            except ClaimError as error:
                 raise pytest.UsageError(str(error)) from error
 
     @property

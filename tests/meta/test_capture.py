@@ -155,6 +155,7 @@ def test_the_backward_pass_may_be_the_callers():
     )
 
 
+@pytest.mark.filterwarnings("ignore::fp8.regimes.RegimeWarning")  # tiny layers, on purpose
 @pytest.mark.parametrize("recipe", list(fp8.RECIPES))
 def test_converted_layers_show_what_they_get(recipe):
     model, x = nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 16)), torch.randn(20, 32)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 from click.testing import CliRunner
 
+from fp8 import regimes
 from fp8.cli import main
 from fp8.targets.base import AccumulationModel, Capabilities, Policy
 from fp8.testing import bounds, laws, oracle, strategies
@@ -279,13 +280,12 @@ def test_no_path_of_one_machine(page: Path) -> None:
     assert not re.findall(r"(?<![\w.~$)])/(?:home|root|tmp|usr|work|opt)\b.*", text_of(page))
 
 
-# --- docs/laws.md and docs/numerics.md ----------------------------------------------------------
+# --- docs/laws.md, docs/regimes.md and docs/numerics.md ---------------------------------------
 
 
-@pytest.fixture
-def maker() -> ModuleType:
-    """tools/make_laws_page.py."""
-    spec = importlib.util.spec_from_file_location("maker", ROOT / "tools" / "make_laws_page.py")
+def tool(name: str) -> ModuleType:
+    """A script of tools/, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -293,14 +293,19 @@ def maker() -> ModuleType:
     return module
 
 
-def test_the_laws_page_is_what_the_table_and_the_tests_say(maker: ModuleType) -> None:
-    made = maker.page(laws.LAWS, ROOT)
+def test_the_laws_page_is_what_the_table_and_the_tests_say() -> None:
+    made = tool("make_laws_page").page(laws.LAWS, ROOT)
     assert text_of(DOCS / "laws.md") == made, "run: python tools/make_laws_page.py"
 
 
-def test_markers_are_read_as_pytest_reads_them(maker: ModuleType) -> None:
+def test_the_regimes_page_is_what_the_file_says() -> None:
+    made = tool("make_regimes_page").page(regimes.load())
+    assert text_of(DOCS / "regimes.md") == made, "run: python tools/make_regimes_page.py"
+
+
+def test_markers_are_read_as_pytest_reads_them() -> None:
     source = '@pytest.mark.law("P05", "P08")\ndef test_a(): "@pytest.mark.law(\'P01\')"\n'
-    assert maker.declared_in(source) == {"P05", "P08"}
+    assert tool("make_laws_page").declared_in(source) == {"P05", "P08"}
 
 
 def test_bounds_are_those_of_the_suite() -> None:

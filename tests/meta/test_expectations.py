@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fp8.testing.expectations import ExpectationError, Expectations, load_expectations
+from fp8.claims import ClaimError
+from fp8.testing.expectations import Expectations, load_expectations
 from fp8.testing.laws import Judge, LawViolation
 from fp8.testing.tally import Tally
 
@@ -77,11 +78,13 @@ def test_this_projects_own_file_is_good(pytestconfig: pytest.Config) -> None:
         ({"when": "{ torch = '2.13' }"}, "when.torch must be a PEP 440 specifier, got '2.13'"),
         ({"when": "{ torch = 2 }"}, "when.torch must be a PEP 440 specifier, got 2"),
         ({"when": "{ M = [] }"}, "when.M must be a string, a number, a boolean or a list"),
-        ({"when": "{ M = { min = 3 } }"}, "when.M must be a string, a number, a boolean or"),
+        ({"when": "{ M = { min = 3 } }"}, "when.M must be .* or a range of at_least and at_most"),
+        ({"when": "{ M = {} }"}, "when.M must be .* or a range of at_least and at_most"),
+        ({"when": "{ M = { at_most = '3' } }"}, "when.M must be .* or a range of at_least"),
     ],
 )
 def test_a_wrong_entry_is_refused(file: Path, entry: dict[str, str], message: str) -> None:
-    with pytest.raises(ExpectationError, match=message):
+    with pytest.raises(ClaimError, match=message):
         load_expectations(write(file, entry))
 
 
@@ -97,12 +100,12 @@ def test_a_wrong_entry_is_refused(file: Path, entry: dict[str, str], message: st
 )
 def test_a_wrong_file_is_refused(file: Path, text: str, message: str) -> None:
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ExpectationError, match=message):
+    with pytest.raises(ClaimError, match=message):
         load_expectations(file)
 
 
 def test_an_id_must_be_unique(file: Path) -> None:
-    with pytest.raises(ExpectationError, match=r"expectation 2 .tripled.: this id was used before"):
+    with pytest.raises(ClaimError, match=r"expectation 2 .tripled.: this id was used before"):
         load_expectations(write(file, {}, {}))
 
 
@@ -121,6 +124,14 @@ def test_an_id_must_be_unique(file: Path) -> None:
         ("{ bias = true }", {"bias": 1}, False),
         ("{ M = [0, 1], recipe = 'rowwise' }", {"M": 1, "recipe": "rowwise"}, True),
         ("{ M = [0, 1], recipe = 'rowwise' }", {"M": 1, "recipe": "tensorwise"}, False),
+        ("{ M = { at_most = 16 } }", {"M": 16}, True),
+        ("{ M = { at_most = 16 } }", {"M": 17}, False),
+        ("{ M = { at_least = 16 } }", {"M": 16}, True),
+        ("{ M = { at_least = 16 } }", {"M": 15}, False),
+        ("{ M = { at_least = 1, at_most = 2 } }", {"M": 3}, False),
+        ("{ M = { at_most = 16 } }", {"M": False}, False),
+        ("{ M = { at_most = 16 } }", {"M": "few"}, False),
+        ("{ M = { at_most = 16 } }", {}, False),
         ("{ torch = '>=2.12' }", {"torch": "2.13.0+cpu"}, True),
         ("{ torch = '<2.13' }", {"torch": "2.13.0+cpu"}, False),
         ("{ torch = '==2.13.0' }", {"torch": "2.13.0+cpu"}, True),

@@ -16,6 +16,9 @@ from torch.nn.utils.parametrizations import weight_norm
 import fp8
 from fp8.testing import models, oracle
 
+# Tiny layers, on purpose; tests/meta/test_regimes.py has the warnings.
+pytestmark = pytest.mark.filterwarnings("ignore::fp8.regimes.RegimeWarning")
+
 WIDTH = 32
 #: what becomes of each Linear of `Zoo`: None where it is converted, else what the reason mentions
 ZOO = {
