@@ -14,7 +14,9 @@ import torch
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from fp8.testing import tracing
 
@@ -83,7 +85,7 @@ def products(graph: GraphModule) -> list[ProductTrace]:
     """The matrix products of a graph, in its order."""
     found = []
     for node in graph.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
             product = tracing.product_of(node.target, args, kwargs, _value(node))
             if product is not None:
@@ -94,7 +96,7 @@ def products(graph: GraphModule) -> list[ProductTrace]:
 def outputs(graph: GraphModule) -> list[torch.Tensor]:
     """The tensors that a graph returns."""
     (returned,) = graph.graph.output_node().args
-    made = [_value(node) for node in torch.utils._pytree.tree_leaves(returned)]
+    made = [_value(node) for node in tree_leaves(returned)]
     return [value for value in made if isinstance(value, torch.Tensor)]
 
 

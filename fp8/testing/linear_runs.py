@@ -13,6 +13,7 @@ from fp8.testing.strategies import Array, LinearArrays, as_tensor
 
 if TYPE_CHECKING:
     from fp8.targets.base import Target
+    from fp8.testing.laws import Judge
 
 
 #: result of a layer -> the product of its recipe that makes it
@@ -28,6 +29,26 @@ def accumulation(target: Target, recipe: str, result: str) -> str:
         return "float32"
     a, _, mode = oracle.RECIPES[recipe][PRODUCTS[result]]
     return "float32" if a is None else target.policy.accumulation[mode]
+
+
+def judge_exact(
+    judge: Judge, target: Target, run: LinearRun, operands: LinearArrays, dtype: str
+) -> None:
+    """y, dX, dW and db equal float64's result, rounded once, as bits (P05; db P08).
+
+    The sign of a zero sum is left out: it depends on where the sum begins.
+    """
+    ideal = oracle.exact_linear(operands.x, operands.w, operands.bias, operands.g)
+    wanted = {name: getattr(ideal, name) for name in ("y", "dx", "dw", "db")}
+    rounded = {n: None if want is None else want.rounded(dtype) for n, want in wanted.items()}
+    if operands.bias is not None and target.policy.bias_rounding == "after":
+        product = oracle.exact_linear(operands.x, operands.w, None, None).y
+        rounded["y"] = oracle.round_to(product.rounded(dtype) + operands.bias, dtype)
+    for name, want in rounded.items():
+        if want is not None:
+            law = "P08" if name == "db" else "P05"
+            got = getattr(run, name)
+            judge.bitwise(law, f"{name} exact", got + 0, as_tensor(want, dtype, "cpu") + 0)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ Schema 1::
                        "facts": {...}}]}
 
 A measurement's identity is (target, test, name). Its kind says how two are compared: ``hash``,
-``bytes``, ``count`` and ``text`` exactly, ``sqnr`` within `SQNR_TOLERANCE_DB`. Infinite and NaN
-SQNRs are the strings "inf", "-inf" and "nan": JSON has no such numbers.
+``bytes``, ``count`` and ``text`` exactly, ``sqnr`` within `SQNR_TOLERANCE_DB`, ``seconds`` not at
+all: a time without its conditions is a note. Infinite and NaN SQNRs are the strings "inf", "-inf"
+and "nan": JSON has no such numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SCHEMA = 1
-KINDS = ("hash", "sqnr", "bytes", "count", "text")
+KINDS = ("hash", "sqnr", "bytes", "count", "text", "seconds")
 
 #: Two SQNRs closer than this are the same. Over 900 correct cases an implementation and the
 #: oracle differed by at most 0.0034 dB, so two correct ones differ by at most twice that, 0.007;
@@ -79,7 +80,8 @@ def measured(value: Any, kind: str) -> str | int | float:
 
     Args:
         value: For ``hash`` a tensor, an array, bytes, or a list of these; for ``sqnr`` a number
-            in dB; for ``bytes`` and ``count`` an integer; for ``text`` a string.
+            in dB; for ``bytes`` and ``count`` an integer; for ``text`` a string; for ``seconds`` a
+            number.
         kind: One of `KINDS`.
 
     Raises:
@@ -96,6 +98,8 @@ def measured(value: Any, kind: str) -> str | int | float:
             msg = f"a text must be a str, got {value!r}"
             raise TypeError(msg)
         return value
+    if kind == "seconds":
+        return float(value)
     if kind == "sqnr":
         number = float(value)
         return number if math.isfinite(number) else str(number)

@@ -6,8 +6,6 @@ on every machine; only a GPU shows whether the kernels made of it are few and ri
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn

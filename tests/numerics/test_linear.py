@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from fp8.testing import oracle
 from fp8.testing.bounds import NARROW_EVEN_NOISE, expected, half_ulp, product_bound
-from fp8.testing.linear_runs import PRODUCTS, LinearRun, accumulation, run_linear
+from fp8.testing.linear_runs import (
+    PRODUCTS,
+    LinearRun,
+    accumulation,
+    judge_exact,
+    run_linear,
+)
 from fp8.testing.strategies import (
     DTYPES,
     LAYOUTS,
@@ -22,7 +28,6 @@ from fp8.testing.strategies import (
     LinearArrays,
     LinearCase,
     arrays,
-    as_tensor,
     exact_arrays,
     examples,
     linear_cases,
@@ -110,21 +115,7 @@ def test_exact(target, recipe_of, recipe, dtype, judge, fp8_seed, data, bias, la
     )
     if not ran:
         return
-    ideal = oracle.exact_linear(operands.x, operands.w, operands.bias, operands.g)
-    y = ideal.y.rounded(dtype)
-    if bias and target.policy.bias_rounding == "after":
-        product = oracle.exact_linear(operands.x, operands.w, None, None).y
-        y = oracle.round_to(product.rounded(dtype) + operands.bias, dtype)
-    judge_exact(judge, "P05", "y exact", run.y, y, dtype)
-    judge_exact(judge, "P05", "dx exact", run.dx, ideal.dx.rounded(dtype), dtype)
-    judge_exact(judge, "P05", "dw exact", run.dw, ideal.dw.rounded(dtype), dtype)
-    if bias:
-        judge_exact(judge, "P08", "db exact", run.db, ideal.db.rounded(dtype), dtype)
-
-
-def judge_exact(judge, law: str, check: str, got, want, dtype: str) -> None:
-    """Equal as bits, but for the sign of a zero sum: it depends on where the sum begins."""
-    judge.bitwise(law, check, got + 0, as_tensor(want, dtype, "cpu") + 0)
+    judge_exact(judge, target, run, operands, dtype)
 
 
 @pytest.mark.law("P05", "P08", "P03")
