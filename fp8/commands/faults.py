@@ -39,7 +39,7 @@ class _UnusableError(click.ClickException):
 @click.option(
     "--tests",
     multiple=True,
-    default=("tests/numerics",),
+    default=("tests/numerics", "tests/compile"),
     show_default=True,
     help="The tests, below the current folder.",
 )

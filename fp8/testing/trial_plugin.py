@@ -52,7 +52,7 @@ class Trial:
 
     def arguments(self) -> list[str]:
         """pytest's command line."""
-        words = [*self.tests, "-m", "numerics", "-q", "-p", "no:cacheprovider"]
+        words = [*self.tests, "-m", "numerics or compile", "-q", "-p", "no:cacheprovider"]
         words.append("--fp8-profile=quick")
         # Modules that are imported already cannot be rewritten, and pytest would warn of each.
         words += ["--assert=plain", "--tb=short", "-rN"]
@@ -251,10 +251,18 @@ def _in_order(items: list[pytest.Item], seconds: dict[str, float]) -> list[pytes
     for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
         function = item.nodeid.partition("[")[0]
         number = numbers[function] = numbers.get(function, -1) + 1
-        draws = hasattr(getattr(item, "obj", None), "hypothesis")
-        cost = seconds.get(item.nodeid, 1.0 if draws else 0.1)
+        cost = seconds.get(item.nodeid, _guess(item))
         ranked.append((number // 4, round(cost, 1), item))
     return [item for *_, item in sorted(ranked, key=lambda entry: entry[:2])]
+
+
+def _guess(item: pytest.Item) -> float:
+    """Seconds that a test may take, where nobody has measured."""
+    if "inductor" in getattr(item, "fixturenames", ()):
+        return 10.0
+    if item.get_closest_marker("thorough"):
+        return 3.0
+    return 1.0 if hasattr(getattr(item, "obj", None), "hypothesis") else 0.1
 
 
 def noting(watch: Watch) -> type[laws.Judge]:

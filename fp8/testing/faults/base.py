@@ -105,10 +105,12 @@ class Fault(Variant):
     Attributes:
         law: The law that must catch it.
         naive: Whether the naive accuracy test misses it (see `fp8.testing.trials.naive`).
+        compiled: Whether only compiled code shows it: the tests of tests/compile are asked.
     """
 
     law: str
     naive: bool
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,21 @@ AnyMake = TypeVar("AnyMake", bound="Make")
 
 
 def fault(
-    id: str, *, law: str, naive: bool, step: str, targets: tuple[str, ...] = (EMULATED,)
+    id: str,
+    *,
+    law: str,
+    naive: bool,
+    step: str,
+    targets: tuple[str, ...] = (EMULATED,),
+    compiled: bool = False,
 ) -> Callable[[AnyMake], AnyMake]:
     """Put the decorated function, from the step to a wrong one, into the catalogue."""
 
     def register(make: AnyMake) -> AnyMake:
         _check_new(id, step)
-        FAULTS[id] = Fault(id, _summary(make), step, _plant(step, make), targets, law, naive)
+        FAULTS[id] = Fault(
+            id, _summary(make), step, _plant(step, make), targets, law, naive, compiled
+        )
         return make
 
     return register
