@@ -9,8 +9,9 @@ Schema 1::
                        "facts": {...}}]}
 
 A measurement's identity is (target, test, name). Its kind says how two are compared: ``hash``,
-``bytes``, ``count`` and ``text`` exactly, ``sqnr`` within `SQNR_TOLERANCE_DB`. Infinite and NaN
-SQNRs are the strings "inf", "-inf" and "nan": JSON has no such numbers.
+``bytes``, ``count`` and ``text`` exactly, ``sqnr`` within `SQNR_TOLERANCE_DB`, ``timing`` by
+interval and verdict (`fp8.testing.diffing`). Infinite and NaN SQNRs are the strings "inf", "-inf"
+and "nan": JSON has no such numbers. A timing is an object: `fp8.testing.perf.values` describes it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SCHEMA = 1
-KINDS = ("hash", "sqnr", "bytes", "count", "text")
+KINDS = ("hash", "sqnr", "bytes", "count", "text", "timing")
 
 #: Two SQNRs closer than this are the same. Over 900 correct cases an implementation and the
 #: oracle differed by at most 0.0034 dB, so two correct ones differ by at most twice that, 0.007;
@@ -74,12 +75,13 @@ class Record:
     measurements: tuple[Mapping[str, Any], ...]
 
 
-def measured(value: Any, kind: str) -> str | int | float:
+def measured(value: Any, kind: str) -> str | int | float | dict[str, Any]:
     """The JSON value of a measurement.
 
     Args:
         value: For ``hash`` a tensor, an array, bytes, or a list of these; for ``sqnr`` a number
-            in dB; for ``bytes`` and ``count`` an integer; for ``text`` a string.
+            in dB; for ``bytes`` and ``count`` an integer; for ``text`` a string; for ``timing`` a
+            dictionary of JSON values with a verdict.
         kind: One of `KINDS`.
 
     Raises:
@@ -94,6 +96,11 @@ def measured(value: Any, kind: str) -> str | int | float:
     if kind == "text":
         if not isinstance(value, str):
             msg = f"a text must be a str, got {value!r}"
+            raise TypeError(msg)
+        return value
+    if kind == "timing":
+        if not isinstance(value, dict) or "verdict" not in value:
+            msg = f"a timing must be a dict with a verdict, got {value!r}"
             raise TypeError(msg)
         return value
     if kind == "sqnr":
