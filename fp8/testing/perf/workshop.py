@@ -160,7 +160,10 @@ class TorchWorkshop:
         M, K, N = bench.shape
         matrices = self._sets(lambda draw: (draw(M, K), draw(N, K)))
         one = torch.ones((), device=self.target.device)
-        codes = [tuple(matrix.to(E4M3FN.dtype) for matrix in pair) for pair in matrices]
+        codes = enough(
+            lambda seed: tuple(self._draw(seed)(*s).to(E4M3FN.dtype) for s in ((M, K), (N, K))),
+            self.rotate_bytes,
+        )
 
         def scaled(a: Tensor, b: Tensor) -> Tensor:
             return torch._scaled_mm(  # noqa: SLF001 - the only name that it has
