@@ -134,6 +134,17 @@ def test_a_silent_fall_back_fails_however_fast() -> None:
         judged(outcomes)
 
 
+def test_what_ran_must_be_seen_and_times_are_kept_anyway() -> None:
+    class Blind(SimulatedWorkshop):
+        def breakdown(self, subject: Any, calls: int) -> Any:
+            raise RuntimeError("the profiler saw no kernel")
+
+    outcomes = ran(GOOD, 1.5, Threshold(NAME, 1.4, MEASURED), workshop=Blind(lambda _: 1.5))
+    assert verdict(outcomes) == "PASS"
+    with pytest.raises(LawViolation, match="which kernels ran was not seen"):
+        judged(outcomes)
+
+
 def test_a_remedy_that_does_not_help_fails() -> None:
     scenario = next(s.scenario for s in catalogue.STEPS if s.name == "deep_head_filtered")
 
