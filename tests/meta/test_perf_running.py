@@ -136,7 +136,7 @@ def test_a_silent_fall_back_fails_however_fast() -> None:
 
 def test_what_ran_must_be_seen_and_times_are_kept_anyway() -> None:
     class Blind(SimulatedWorkshop):
-        def breakdown(self, subject: Any, calls: int) -> Any:
+        def breakdown(self, subject: Any, calls: int) -> Any:  # noqa: ARG002 - as its base
             raise RuntimeError("the profiler saw no kernel")
 
     outcomes = ran(GOOD, 1.5, Threshold(NAME, 1.4, MEASURED), workshop=Blind(lambda _: 1.5))
