@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from fp8.commands.calibrate import calibrate
 from fp8.commands.capture import capture
 from fp8.commands.diff import diff
 from fp8.commands.faults import command as faults
+from fp8.commands.report import report
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,6 +20,8 @@ def main() -> None:
     """
 
 
+main.add_command(calibrate)
 main.add_command(capture)
 main.add_command(diff)
 main.add_command(faults)
+main.add_command(report)

@@ -6,6 +6,7 @@ line wins. None is read from the environment: a run is what its command line and
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -77,6 +78,13 @@ _OPTIONS = (
         True,
         "Also judge on operands captured from a model, in a .safetensors file. Repeatable.",
     ),
+    _Option(
+        "budget",
+        "MINUTES",
+        False,
+        "Tests of speed begin no bench any more after so many minutes; the most informative ones "
+        "come first.",
+    ),
 )
 
 
@@ -93,6 +101,7 @@ class Options:
         expectations: The file of known deviations, or None.
         record: Where to write the record, or None.
         tensors: Files of captured operands.
+        budget: Minutes for the tests of speed, or None for no limit.
         asked: Whether anybody asked for this plug-in, by option or ini file.
         given: Flags and values from the command line, to be given again.
     """
@@ -105,6 +114,7 @@ class Options:
     expectations: Path | None = None
     record: Path | None = None
     tensors: tuple[Path, ...] = ()
+    budget: float | None = None
     asked: bool = False
     given: tuple[tuple[str, str], ...] = ()
 
@@ -185,6 +195,7 @@ def read_options(config: pytest.Config) -> Options:
         expectations=next(iter(files["expectations"]), None),
         record=next(iter(files["record"]), None),
         tensors=files["tensors"],
+        budget=_minutes(one("budget")),
         asked=bool(chosen),
         given=tuple((f"--fp8-{name}", value) for name in line for value in line[name]),
     )
@@ -209,3 +220,16 @@ def _integer(value: str | None) -> int | None:
     except ValueError:
         msg = f"--fp8-seed: must be an integer, got {value!r}"
         raise pytest.UsageError(msg) from None
+
+
+def _minutes(value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        minutes = float(value)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        msg = f"--fp8-budget: must be a number of minutes above 0, got {value!r}"
+        raise pytest.UsageError(msg)
+    return minutes

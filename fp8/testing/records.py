@@ -9,9 +9,10 @@ Schema 1::
                        "facts": {...}}]}
 
 A measurement's identity is (target, test, name). Its kind says how two are compared: ``hash``,
-``bytes``, ``count`` and ``text`` exactly, ``sqnr`` within `SQNR_TOLERANCE_DB`, ``seconds`` not at
-all: a time without its conditions is a note. Infinite and NaN SQNRs are the strings "inf", "-inf"
-and "nan": JSON has no such numbers.
+``bytes``, ``count`` and ``text`` exactly, ``sqnr`` within `SQNR_TOLERANCE_DB`, ``timing`` by
+interval and verdict (`fp8.testing.diffing`), ``seconds`` not at all: a time without its conditions
+is a note. Infinite and NaN SQNRs are the strings "inf", "-inf" and "nan": JSON has no such numbers.
+A timing is an object: `fp8.testing.perf.values` describes it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SCHEMA = 1
-KINDS = ("hash", "sqnr", "bytes", "count", "text", "seconds")
+KINDS = ("hash", "sqnr", "bytes", "count", "text", "seconds", "timing")
 
 #: Two SQNRs closer than this are the same. Over 900 correct cases an implementation and the
 #: oracle differed by at most 0.0034 dB, so two correct ones differ by at most twice that, 0.007;
@@ -75,13 +76,13 @@ class Record:
     measurements: tuple[Mapping[str, Any], ...]
 
 
-def measured(value: Any, kind: str) -> str | int | float:
+def measured(value: Any, kind: str) -> str | int | float | dict[str, Any]:
     """The JSON value of a measurement.
 
     Args:
         value: For ``hash`` a tensor, an array, bytes, or a list of these; for ``sqnr`` a number
             in dB; for ``bytes`` and ``count`` an integer; for ``text`` a string; for ``seconds`` a
-            number.
+            number; for ``timing`` a dictionary of JSON values with a verdict.
         kind: One of `KINDS`.
 
     Raises:
@@ -100,6 +101,11 @@ def measured(value: Any, kind: str) -> str | int | float:
         return value
     if kind == "seconds":
         return float(value)
+    if kind == "timing":
+        if not isinstance(value, dict) or "verdict" not in value:
+            msg = f"a timing must be a dict with a verdict, got {value!r}"
+            raise TypeError(msg)
+        return value
     if kind == "sqnr":
         number = float(value)
         return number if math.isfinite(number) else str(number)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fp8.regimes import Regime
+    from fp8.regimes import Against, Metric, Regime
     from fp8.testing.thresholds import Threshold
 
 
@@ -26,6 +26,13 @@ class Verdict(StrEnum):
     PROVISIONAL = "PROVISIONAL"
     #: as fast as it must be; in a bad regime, as slow as claimed
     PASS = "PASS"  # noqa: S105 - no password
+
+
+#: Not green.
+GRAVE = (Verdict.REGRESSED, Verdict.STALE, Verdict.UNRESOLVED)
+
+#: A relative difference up to this is none: it is the margin of `fp8.testing.timing.Plan`.
+NO_DIFFERENCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +102,45 @@ def of_claim(measured: Interval | None, regime: Regime) -> Judgement | None:
     return Judgement(Verdict.UNRESOLVED, f"{measured} may be on either side of the claim ({claim})")
 
 
-def of_case(
-    measured: Interval | None, threshold: Threshold | None, regimes: Iterable[Regime]
-) -> Judgement | None:
-    """The gravest judgement on a case's time against bfloat16; None when nothing is known of it.
+def of_remedy(measured: Interval | None) -> Judgement:
+    """Hold what was set right to not being slower than bfloat16, within `NO_DIFFERENCE`."""
+    if measured is None:
+        return _void()
+    least = 1 / (1 + NO_DIFFERENCE)
+    if measured.low >= least:
+        return Judgement(Verdict.PASS, f"{measured}: with the remedy not slower than bfloat16")
+    if measured.high < least:
+        return Judgement(Verdict.REGRESSED, f"{measured}: slower than bfloat16 with the remedy")
+    return Judgement(Verdict.UNRESOLVED, f"{measured} may be slower than bfloat16")
 
-    regimes: those that the case is in; a claim about another ratio (memory, the time against the
-    remedy) is for whoever measures that ratio, by `of_claim`.
+
+def of_case(
+    measured: Interval | None,
+    threshold: Threshold | None,
+    regimes: Iterable[Regime],
+    *,
+    metric: Metric = "time",
+    against: Against = "bfloat16",
+    remedied: bool = False,
+) -> Judgement | None:
+    """The gravest judgement on a case; None when nothing is known of it.
+
+    Args:
+        measured: The case's ratio; None when it could not be measured.
+        threshold: What it is held to, or None.
+        regimes: Those that the case is in.
+        metric: What the ratio is of: a claim about another is not this case's business.
+        against: What the case is compared with; likewise.
+        remedied: Whether it must not be slower than bfloat16: see `of_remedy`.
     """
-    claims = [r for r in regimes if (r.metric, r.against) == ("time", "bfloat16")]
+    claims = [r for r in regimes if (r.metric, r.against) == (metric, against)]
     found = [of_claim(measured, regime) for regime in claims]
     if threshold is not None:
         found.append(of_threshold(measured, threshold))
+    if remedied:
+        found.append(of_remedy(measured))
+    if measured is None:
+        found.append(_void())
     gravity = list(Verdict)
     known = [judgement for judgement in found if judgement is not None]
     return min(known, key=lambda judgement: gravity.index(judgement.verdict), default=None)

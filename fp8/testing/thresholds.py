@@ -14,13 +14,15 @@ and in the same run: absolute times are not comparable between machines, ratios 
     kind = "measured"                    # see fp8.claims.Provenance
     ...
 
-A case's name is ``linear/TARGET-RECIPE/MODE/MxKxN`` or ``step/SCENARIO/TARGET-RECIPE/MODE/GRADIENT``.
+A case's name is ``linear/TARGET-RECIPE/MODE/MxKxN``, ``step/SCENARIO/TARGET-RECIPE/MODE/GRADIENT``
+or another that `fp8.testing.perf.benches` gives; casts have a copy in bfloat16's place.
 `ratio` is what the source has; `Threshold.floor` is what a case is held to. What was not measured
 by this suite is *provisional*: it is reported and fails nothing.
 """  # noqa: E501 - one entry is one line
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -154,25 +156,28 @@ def _threshold(
     return Threshold(**{**table, "source": source, "provisional": provisional})
 
 
-def text(device: str, source: Provenance, thresholds: Iterable[Threshold]) -> str:
-    """The file of what was measured on one GPU, all by one source. Needs source.kind "measured"."""
-    rows = [
-        f'    {{ case = "{t.case}", ratio = {t.ratio:.4g}, sd = {t.sd:.2g}, source = "calibration"'
-        f"{', provisional = true' if t.provisional else ''} }},"
-        for t in thresholds
-    ]
-    lines = [
-        "schema = 1",
-        f'devices = ["{device}"]',
-        "threshold = [",
-        *rows,
-        "]",
-        "",
-        "[[source]]",
-        'id = "calibration"',
-        f'kind = "{source.kind}"',
-        f'text = "{source.text}"',
-        f"date = {source.date}",
-        f'versions = "{source.versions}"',
-    ]
+def text(device: str, thresholds: Iterable[Threshold]) -> str:
+    """The file of one GPU; `load` of it gives the thresholds back."""
+    kept = list(thresholds)
+    sources = list(dict.fromkeys(threshold.source for threshold in kept))
+    ids = {source: f"{source.kind}-{number}" for number, source in enumerate(sources, start=1)}
+    lines = ["schema = 1", f"devices = [{_string(device)}]", "threshold = ["]
+    for one in kept:
+        entry = f"case = {_string(one.case)}, ratio = {one.ratio:.4g}"
+        entry += f", sd = {one.sd:.2g}" if one.sd else ""
+        entry += f", source = {_string(ids[one.source])}"
+        entry += ", provisional = true" if one.provisional else ""
+        lines.append(f"    {{ {entry} }},")
+    lines.append("]")
+    for source in sources:
+        told = {"id": ids[source], "kind": source.kind, "text": source.text, "link": source.link}
+        told["versions"] = source.versions
+        lines += ["", "[[source]]"]
+        lines += [f"{name} = {_string(value)}" for name, value in told.items() if value]
+        lines += [f"date = {source.date}"] if source.date is not None else []
     return "\n".join(lines) + "\n"
+
+
+def _string(value: str) -> str:
+    """A TOML string: JSON's escapes are among TOML's."""
+    return json.dumps(value, ensure_ascii=False)

@@ -33,7 +33,17 @@ DOCS = ROOT / "docs"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 #: the heading of the table of bounds in docs/numerics.md
 GAMMA = "accumulation | \N{GREEK SMALL LETTER GAMMA} | K = 128 | K = 4096"
-OPTIONS = ("target", "device", "profile", "seed", "plant", "expectations", "record", "tensors")
+OPTIONS = (
+    "target",
+    "device",
+    "profile",
+    "seed",
+    "plant",
+    "expectations",
+    "record",
+    "tensors",
+    "budget",
+)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

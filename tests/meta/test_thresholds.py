@@ -101,9 +101,10 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     rows = [
         Threshold("step/toy", 1.25, MEASURED, sd=0.02),
         Threshold("linear/1x2x3", 0.5, MEASURED, provisional=True),
+        Threshold('a "quoted" one', 2.0, PUBLISHED, provisional=True),
     ]
     path = tmp_path / "q9.toml"
-    path.write_text(thresholds.text("NVIDIA Q9", MEASURED, rows), encoding="utf-8")
+    path.write_text(thresholds.text("NVIDIA Q9", rows), encoding="utf-8")
     assert list(thresholds.load(tmp_path, "NVIDIA Q9").by_case.values()) == rows
 
 

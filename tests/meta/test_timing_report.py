@@ -170,6 +170,7 @@ class OnTheCpu:
         return SimulatedDevice(seed=0).prepare(SimulatedKernel(1.0), plan)
 
 
+@pytest.mark.filterwarnings("ignore::fp8.regimes.RegimeWarning")  # of layers made this small
 @pytest.mark.parametrize("example", examples(), ids=["steps", "kernels"])
 def test_the_examples_of_the_page_run(
     example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

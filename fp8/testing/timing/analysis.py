@@ -125,21 +125,30 @@ def valid_ratios(
     ]
 
 
-def compared(measurement: Measurement, name: str, quantity: Quantity | None = None) -> Comparison:
+def compared(
+    measurement: Measurement,
+    name: str,
+    quantity: Quantity | None = None,
+    *,
+    baseline: str | None = None,
+) -> Comparison:
     """Compare one callable with the baseline.
 
     Args:
         measurement: What was measured.
         name: The callable.
         quantity: By what to compare; the plan's when left out.
+        baseline: What to compare it with; the measurement's first callable when left out.
 
     Raises:
-        KeyError: `name` was not measured.
+        KeyError: `name` or `baseline` was not measured.
     """
-    plan, baseline = measurement.plan, measurement.baseline
-    if name not in measurement.names:
-        msg = f"{name!r} was not measured; measured: {', '.join(measurement.names)}"
-        raise KeyError(msg)
+    plan = measurement.plan
+    baseline = measurement.baseline if baseline is None else baseline
+    for wanted in (name, baseline):
+        if wanted not in measurement.names:
+            msg = f"{wanted!r} was not measured; measured: {', '.join(measurement.names)}"
+            raise KeyError(msg)
     by = quantity if quantity is not None else plan.quantity
     ratios = valid_ratios(measurement.rounds, baseline, name, by)
     void = Counter(

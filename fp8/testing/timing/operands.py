@@ -42,10 +42,14 @@ class Rotated:
 def rotated(
     fn: Callable[..., object], make: Callable[[int], tuple[Any, ...]], over_bytes: int
 ) -> Rotated:
+    """`fn` with as many sets of operands as hold more than `over_bytes` together: see `enough`."""
+    return Rotated(fn, enough(make, over_bytes))
+
+
+def enough(make: Callable[[int], tuple[Any, ...]], over_bytes: int) -> list[tuple[Any, ...]]:
     """Make sets of operands until they hold more than `over_bytes` together.
 
     Args:
-        fn: What is called with a set's members.
         make: Number of the set (a seed) -> the set; its tensors are counted by their ``nbytes``.
         over_bytes: More than three times L2: `fp8.testing.timing.CudaDevice.rotate_bytes`.
 
@@ -63,4 +67,4 @@ def rotated(
         total += held
         if total > over_bytes:
             break
-    return Rotated(fn, sets)
+    return sets
