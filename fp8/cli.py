@@ -7,6 +7,7 @@ import click
 from fp8.commands.capture import capture
 from fp8.commands.diff import diff
 from fp8.commands.faults import command as faults
+from fp8.commands.slowdowns import command as slowdowns
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,3 +22,4 @@ def main() -> None:
 main.add_command(capture)
 main.add_command(diff)
 main.add_command(faults)
+main.add_command(slowdowns)
