@@ -8,6 +8,7 @@ from fp8.commands.capture import capture
 from fp8.commands.diff import diff
 from fp8.commands.faults import command as faults
 from fp8.commands.slowdowns import command as slowdowns
+from fp8.commands.summary import summary
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,3 +24,4 @@ main.add_command(capture)
 main.add_command(diff)
 main.add_command(faults)
 main.add_command(slowdowns)
+main.add_command(summary)

@@ -9,8 +9,14 @@ Schema 1::
                        "facts": {...}}]}
 
 A measurement's identity is (target, test, name). Its kind says how two are compared: ``hash``,
-``bytes``, ``count`` and ``text`` exactly, ``sqnr`` within `SQNR_TOLERANCE_DB`. Infinite and NaN
-SQNRs are the strings "inf", "-inf" and "nan": JSON has no such numbers.
+``bytes``, ``count`` and ``text`` exactly, ``sqnr`` within `SQNR_TOLERANCE_DB`, ``timing`` as
+`fp8.testing.agreement` says. Infinite and NaN SQNRs are the strings "inf", "-inf" and "nan": JSON
+has no such numbers. The value of a ``timing`` is an object with at least ::
+
+    {"estimate": {"log_ratio": ..., "sd": ..., "pairs": ..., "confidence": ...},   # or null
+     "verdict": "PASS"}
+
+where the estimate is a `fp8.testing.timing.Estimate` of the speed-up over bfloat16.
 """
 
 from __future__ import annotations
@@ -31,7 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SCHEMA = 1
-KINDS = ("hash", "sqnr", "bytes", "count", "text")
+KINDS = ("hash", "sqnr", "bytes", "count", "text", "timing")
+
+#: The fields of `fp8.testing.timing.Estimate`.
+_ESTIMATE = ("log_ratio", "sd", "pairs", "confidence")
 
 #: Two SQNRs closer than this are the same. Over 900 correct cases an implementation and the
 #: oracle differed by at most 0.0034 dB, so two correct ones differ by at most twice that, 0.007;
@@ -74,12 +83,13 @@ class Record:
     measurements: tuple[Mapping[str, Any], ...]
 
 
-def measured(value: Any, kind: str) -> str | int | float:
+def measured(value: Any, kind: str) -> str | int | float | dict[str, Any]:
     """The JSON value of a measurement.
 
     Args:
         value: For ``hash`` a tensor, an array, bytes, or a list of these; for ``sqnr`` a number
-            in dB; for ``bytes`` and ``count`` an integer; for ``text`` a string.
+            in dB; for ``bytes`` and ``count`` an integer; for ``text`` a string; for ``timing``
+            an object of JSON values, as above.
         kind: One of `KINDS`.
 
     Raises:
@@ -99,8 +109,23 @@ def measured(value: Any, kind: str) -> str | int | float:
     if kind == "sqnr":
         number = float(value)
         return number if math.isfinite(number) else str(number)
+    if kind == "timing":
+        return _timing(value)
     if isinstance(value, bool) or not isinstance(value, int):
         msg = f"a number of {kind} must be an int, got {value!r}"
+        raise TypeError(msg)
+    return value
+
+
+def _timing(value: Any) -> dict[str, Any]:
+    """The value of a timing. Raises TypeError when something that comparing needs isn't there."""
+    if not isinstance(value, dict) or not isinstance(value.get("verdict"), str):
+        msg = f"a timing must be a dict with a verdict, got {value!r}"
+        raise TypeError(msg)
+    estimate = value.get("estimate", "nothing")
+    if estimate is not None and (not isinstance(estimate, dict) or set(estimate) != set(_ESTIMATE)):
+        needed = ", ".join(_ESTIMATE)
+        msg = f"the estimate of a timing must be null or have {needed}, got {estimate!r}"
         raise TypeError(msg)
     return value
 
@@ -251,4 +276,6 @@ def _checked(one: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError(msg)
     if one["kind"] == "sqnr":
         float(one["value"])
+    if one["kind"] == "timing":
+        _timing(one["value"])
     return one
