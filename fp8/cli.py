@@ -7,6 +7,7 @@ import click
 from fp8.commands.capture import capture
 from fp8.commands.diff import diff
 from fp8.commands.faults import command as faults
+from fp8.commands.map import command as map_
 from fp8.commands.slowdowns import command as slowdowns
 from fp8.commands.summary import summary
 
@@ -23,5 +24,6 @@ def main() -> None:
 main.add_command(capture)
 main.add_command(diff)
 main.add_command(faults)
+main.add_command(map_)
 main.add_command(slowdowns)
 main.add_command(summary)
