@@ -39,31 +39,46 @@ class Timed:
 
     Attributes:
         case: The case's name, such as ``linear/torchao-rowwise/compiled/8192x8192x8192``.
-        estimate: The speed-up over bfloat16; None if the run couldn't tell.
+        ratio: What was measured: for most cases the speed-up over bfloat16; None if the run
+            couldn't tell.
+        estimate: The ratio with its spread; None where it is not a mean of pairs of blocks.
         verdict: What the run said of it.
+        regimes: The ids of the regimes it is in.
         facts: What the case is.
     """
 
     case: str
+    ratio: float | None
     estimate: Estimate | None
     verdict: str
+    regimes: tuple[str, ...]
     facts: Mapping[str, Any]
 
-    def __str__(self) -> str:
-        if self.estimate is None:
-            return f"{self.verdict}, no estimate"
+    @property
+    def measured(self) -> str:
+        """The ratio with its interval."""
+        if self.ratio is None:
+            return "nothing"
         e = self.estimate
-        return f"{self.verdict} {e.ratio:.3f} [{e.low:.3f}, {e.high:.3f}]"
+        return f"{self.ratio:.3f}" + ("" if e is None else f" [{e.low:.3f}, {e.high:.3f}]")
+
+    def __str__(self) -> str:
+        return f"{self.verdict} {self.measured}"
 
 
 def timed(measurement: Mapping[str, Any]) -> Timed:
     """Read a measurement of kind ``timing``."""
     value = measurement["value"]
-    found = value["estimate"]
+    ratio, pairs = value["ratio"], value["pairs"]
+    estimate = None
+    if ratio is not None and pairs >= 2:
+        estimate = Estimate(math.log(ratio), value["sd"], pairs, value["confidence"])
     return Timed(
         case=measurement["name"],
-        estimate=None if found is None else Estimate(**found),
+        ratio=ratio,
+        estimate=estimate,
         verdict=value["verdict"],
+        regimes=tuple(value.get("regimes", ())),
         facts=measurement.get("facts", {}),
     )
 

@@ -124,10 +124,9 @@ def speed_map(record: Record) -> SpeedMap:
     panels = []
     for key, group in groupby(sorted(found, key=_panel_of), key=_panel_of):
         measured = {(_layer(timed), timed.facts["M"]): timed for _, timed in group}
-        some = next(iter(measured.values())).facts
         cells = {
-            (layer, M): _cell(measured.get((layer, M)), _regimes(record, key, some, layer, M))
-            for layer in layers[some["mode"]]
+            (layer, M): _cell(measured.get((layer, M)), _regimes(record, key, layer, M))
+            for layer in layers[key[1]]
             for M in tokens
         }
         panels.append(Panel(*key, cells))
@@ -146,12 +145,16 @@ def _layer(timed: Timed) -> Layer:
 def _cell(timed: Timed | None, bad: tuple[str, ...]) -> Cell:
     if timed is None:
         return Cell(None, "", bad)
-    return Cell(None if timed.estimate is None else timed.estimate.ratio, timed.verdict, bad)
+    # The run may have known more of the case than its name, shape and recipe.
+    also = tuple(r.id for r in regimes.load() if r.id in timed.regimes and _is_about_time(r))
+    return Cell(timed.ratio, timed.verdict, tuple(dict.fromkeys((*bad, *also))))
 
 
-def _regimes(
-    record: Record, panel: tuple[str, str, str], facts: Mapping[str, Any], layer: Layer, M: int
-) -> tuple[str, ...]:
+def _is_about_time(regime: regimes.Regime) -> bool:
+    return (regime.metric, regime.against) == ("time", "bfloat16")
+
+
+def _regimes(record: Record, panel: tuple[str, str, str], layer: Layer, M: int) -> tuple[str, ...]:
     """The regimes in which such a layer is claimed to be slower than bfloat16."""
     target, mode, recipe = panel
     gpu = hardware.find(_gpu(record.environment))
@@ -163,13 +166,12 @@ def _regimes(
         recipe=recipe,
         bias=False,
         compiled=mode == "compiled",
-        fused=facts.get("fused"),
         window="steady",
         target=target.partition("[")[0],
         gpu=None if gpu is None else gpu.id,
         versions={k: v for k, v in record.environment.items() if k in VERSION_FACTS},
     )
-    return tuple(r.id for r in regimes.of(case) if (r.metric, r.against) == ("time", "bfloat16"))
+    return tuple(r.id for r in regimes.of(case) if _is_about_time(r))
 
 
 def _gpu(environment: Mapping[str, str]) -> str:

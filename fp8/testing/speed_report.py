@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fp8.testing.agreement import Timed, timings
+from fp8.testing.agreement import timings
 from fp8.testing.diffing import compare
 from fp8.testing.speed_verdicts import Verdict
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 #: Of the environment: what a speed may depend on, and what a reader wants to know first.
 _ENVIRONMENT = ("GPU", "GPU driver", "torch", "CUDA of torch", "triton", "torchao", "fp8", "plant")
-_GREEN = (Verdict.PASS, Verdict.PROVISIONAL)
+_RED = (Verdict.REGRESSED, Verdict.STALE, Verdict.UNRESOLVED)
 
 
 def as_markdown(record: Record, since: Record | None = None) -> str:
-    """The record's speed-ups: verdicts counted, what isn't green in full; then what changed.
+    """The record's cases: verdicts counted, what isn't green in full; then what changed.
 
     Args:
         record: What to report on.
@@ -47,16 +47,12 @@ def _run(record: Record) -> Iterator[str]:
     yield f"{len(timed)} cases: " + ", ".join(
         f"{count} {verdict}" for verdict, count in sorted(counts.items())
     )
-    red = [one for one in timed if one.verdict not in _GREEN]
+    red = [one for one in timed if one.verdict in _RED]
     if red:
         yield ""
-        yield from _table(("case", "verdict", "speed-up over bfloat16"), map(_row, red))
-
-
-def _row(one: Timed) -> tuple[str, str, str]:
-    e = one.estimate
-    ratio = "–" if e is None else f"{e.ratio:.3f} [{e.low:.3f}, {e.high:.3f}]"  # noqa: RUF001
-    return f"`{one.case}`", one.verdict, ratio
+        yield from _table(
+            ("case", "verdict", "ratio"), [(f"`{t.case}`", t.verdict, t.measured) for t in red]
+        )
 
 
 def _changes(difference: Difference) -> Iterator[str]:
