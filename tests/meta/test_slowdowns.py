@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -150,6 +152,12 @@ def test_the_wait_compiles_for_hopper() -> None:
 def test_description(one: Slowdown) -> None:
     assert resolve(f"fp8.testing.slowdowns:{one.id}") is one
     assert one.step in STEPS
+
+
+def test_the_page_lists_them() -> None:
+    page = Path(__file__).parents[2] / "docs" / "perf.md"
+    rows = re.findall(r"^\| (S\d+) \| (.*) \| (\w+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert rows == [(one.id, one.summary, one.seen_by) for one in SLOWDOWNS.values()]
 
 
 def test_another_name_is_not_there() -> None:
