@@ -9,7 +9,6 @@ from fp8.commands.diff import diff
 from fp8.commands.faults import command as faults
 from fp8.commands.map import command as map_
 from fp8.commands.slowdowns import command as slowdowns
-from fp8.commands.summary import summary
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,4 +25,3 @@ main.add_command(diff)
 main.add_command(faults)
 main.add_command(map_)
 main.add_command(slowdowns)
-main.add_command(summary)

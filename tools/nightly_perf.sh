@@ -4,7 +4,7 @@
 #   tools/nightly_perf.sh FOLDER [PYTEST OPTION]...
 #
 # FOLDER keeps a folder for each night, named by its time: record.json, versions.txt, pytest.txt,
-# junit.xml, diff.txt, summary.md, map.svg, map.png. Keep it outside the checkout.
+# junit.xml, report.md, diff.md, summary.md (both), map.svg, map.png. Keep it outside the checkout.
 #
 # Exit status: 0 all is well; otherwise pytest's (1: a case failed), or 1 if a case changed since
 # the last night, or 2 if no GPU is free. Without any GPU every case skips: 0, and nothing is kept
@@ -56,18 +56,17 @@ status=0
     "--fp8-record=$night/record.json" "--junitxml=$night/junit.xml" "$@" 2>&1 | tee "$night/pytest.txt" || status=$?
 
 {
-    echo "# Speed, $(basename "$night")"
-    echo
-    echo "pytest: $(tail -n 1 "$night/pytest.txt" | tr -d '=')"
+    echo "Night of $(basename "$night"), pytest: $(tail -n 1 "$night/pytest.txt" | tr -d '=')"
     echo
 } > "$night/summary.md"
 
-# 2: the record holds no measurement
-if "$python" -m fp8 summary "$night/record.json" ${last:+--since "$last"} > "$night/run.md"; then
-    cat "$night/run.md" >> "$night/summary.md"
+# It fails if the record holds no speeds.
+if "$python" -m fp8 report "$night/record.json" --markdown "$night/report.md"; then
+    cat "$night/report.md" >> "$night/summary.md"
     if [ -n "$last" ]; then
         changed=0
-        "$python" -m fp8 diff "$last" "$night/record.json" > "$night/diff.txt" || changed=$?
+        "$python" -m fp8 diff "$last" "$night/record.json" --markdown "$night/diff.md" || changed=$?
+        { echo; cat "$night/diff.md"; } >> "$night/summary.md"
         if [ "$status" -eq 0 ]; then
             status=$changed
         fi
@@ -78,9 +77,7 @@ else
     echo "Nothing was measured." >> "$night/summary.md"
     rm -f "$night/record.json"
 fi
-rm -f "$night/run.md"
 
-cat "$night/summary.md"
 if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
     cat "$night/summary.md" >> "$GITHUB_STEP_SUMMARY"
 fi

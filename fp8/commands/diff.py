@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("old", type=FILE, metavar="OLD.json")
 @click.argument("new", type=FILE, metavar="NEW.json")
+@click.option("--markdown", type=FILE, metavar="FILE", help="Write it to this file, too.")
 @click.pass_context
-def diff(context: click.Context, old: Path, new: Path) -> NoReturn:
+def diff(context: click.Context, old: Path, new: Path, markdown: Path | None) -> NoReturn:
     """Compare two records that pytest wrote with --fp8-record.
 
     Hashes, byte counts, counts and texts must be the same; SQNRs may differ by less than
@@ -43,6 +44,10 @@ def diff(context: click.Context, old: Path, new: Path) -> NoReturn:
     from fp8.testing.diffing import compare
 
     difference = compare(load(old), load(new))
+    if markdown is not None:
+        from fp8.testing.diff_markdown import as_markdown
+
+        markdown.write_text(as_markdown(difference), encoding="utf-8")
     _show(Console(), difference)
     context.exit(0 if difference.same else 1)
 

@@ -14,7 +14,6 @@ from fp8.cli import main
 from fp8.testing.agreement import COVERING, agreement, change
 from fp8.testing.diffing import compare
 from fp8.testing.records import Record, RecordError, load_record, measured, save_record
-from fp8.testing.speed_report import as_markdown
 from fp8.testing.timing.analysis import Estimate, estimated
 
 if TYPE_CHECKING:
@@ -230,46 +229,35 @@ NEW = record(
     torch="2.13",
 )  # fmt: skip
 
-SUMMARY = r"""**Speed** on GPU 1 x NVIDIA H200, torch 2.13
+MARKDOWN = r"""# What changed
 
-2 cases: 1 PASS, 1 REGRESSED
+**1 unchanged, 1 changed, 1 missing, 0 new**
 
-| case | verdict | ratio |
-| --- | --- | --- |
-| `a\|b` | REGRESSED | 1.200 [1.200, 1.200] |
-"""
-SINCE = r"""
-**Since the last record**
+speed: the runs do not agree: the 99% interval of the change covers zero for 1 of 2 cases (50.0%), 1 verdict changed.
 
 | environment | old | new |
 | --- | --- | --- |
 | torch | 2.12 | 2.13 |
 
-speed: the runs do not agree: the 99% interval of the change covers zero for 1 of 2 cases (50.0%), 1 verdict changed.
+| target | changed | old | new | change |
+| --- | --- | --- | --- | --- |
+| reference[torch] | a\|b | PASS 1.500 [1.485, 1.515] | REGRESSED 1.200 [1.200, 1.200] | -20.0% [-20.8%, -19.2%] |
 
-| case | old | new | change |
-| --- | --- | --- | --- |
-| `a\|b` | PASS 1.500 [1.485, 1.515] | REGRESSED 1.200 [1.200, 1.200] | -20.0% [-20.8%, -19.2%] |
-
-No longer measured: `gone`
+| target | missing |
+| --- | --- |
+| reference[torch] | gone |
 """  # noqa: E501 - the lines of the page
 
 
-def test_summary(tmp_path: Path) -> None:
-    assert as_markdown(NEW) == SUMMARY
-    assert as_markdown(NEW, OLD) == SUMMARY + SINCE
-    a, b, out = (tmp_path / name for name in ("a.json", "b.json", "out.md"))
-    save_record(a, OLD)
-    save_record(b, NEW)
-    assert invoke("summary", b) == (0, SUMMARY)
-    assert invoke("summary", b, "--since", a, "--out", out) == (0, "")
-    assert out.read_text(encoding="utf-8") == SUMMARY + SINCE
-    code, output = invoke("summary", tmp_path / "none.json")
-    assert code == 2
-    assert "No such file" in output
-
-
-def test_summary_of_a_record_without_timings() -> None:
-    count = timing("a") | {"kind": "count", "value": 3}
-    assert "Nothing was timed." in as_markdown(record(count))
-    assert "No case was timed in both." in as_markdown(record(count), record(timing("a")))
+def test_diff_in_markdown(tmp_path: Path) -> None:
+    old, new, out = (tmp_path / name for name in ("a.json", "b.json", "out.md"))
+    save_record(old, OLD)
+    save_record(new, NEW)
+    assert invoke("diff", old, new, "--markdown", out)[0] == 1
+    assert out.read_text(encoding="utf-8") == MARKDOWN
+    assert invoke("diff", old, old, "--markdown", out)[0] == 0
+    assert out.read_text(encoding="utf-8") == (
+        "# What changed\n\n**3 unchanged, 0 changed, 0 missing, 0 new**\n\n"
+        "speed: the runs agree: the 99% interval of the change covers zero for 3 of 3 cases"
+        " (100.0%), 0 verdicts changed.\n"
+    )

@@ -54,7 +54,7 @@ def timing(ratio: float, verdict: str = "PASS", M: int = 8192) -> dict[str, Any]
         "name": f"linear/torchao-tensorwise/compiled/{M}x8192x8192",
         "kind": "timing",
         "value": {"ratio": ratio, "sd": 0.005, "pairs": 8, "confidence": 0.99, "verdict": verdict},
-        "facts": {"family": "linear", "recipe": "tensorwise", "mode": "compiled",
+        "facts": {"family": "linear", "gpu": "NVIDIA H100 80GB HBM3", "recipe": "tensorwise", "mode": "compiled",
                   "M": M, "K": 8192, "N": 8192},
     }  # fmt: skip
 
@@ -109,7 +109,8 @@ def nights(tmp_path: Path) -> Nights:
     return Nights(tmp_path)
 
 
-KEPT = {"record.json", "versions.txt", "pytest.txt", "summary.md", "map.svg", "map.png"}
+LOGS = {"versions.txt", "pytest.txt", "summary.md"}
+KEPT = LOGS | {"record.json", "report.md", "map.svg", "map.png"}
 
 
 def test_three_nights(nights: Nights) -> None:
@@ -117,43 +118,47 @@ def test_three_nights(nights: Nights) -> None:
     code, output = nights.run(record(timing(1.5)), 0, "-k", "linear")
     assert code == 0, output
     assert nights.files(1) == KEPT
-    assert "1 cases: 1 PASS" in output
-    assert "Since the last record" not in output
+    summary = nights.text(1, "summary.md")
+    assert re.match(r"Night of 20\d\d-\d\d-\d\dT\d{6}Z, pytest:  2 passed in 1.00s \n\n#", summary)
+    assert summary.endswith(nights.text(1, "report.md"))
     (pytest_call,) = [line for line in nights.log.read_text().splitlines() if "'pytest'" in line]
-    assert "'-k', 'linear'" in pytest_call
-    assert "'reference[torch]'" in pytest_call
-    assert "'torchao'" in pytest_call
+    for word in ("'-k', 'linear'", "'reference[torch]'", "'torchao'", "'--fp8-device', 'cpu'"):
+        assert word in pytest_call
 
     code, output = nights.run(record(timing(1.505)))
     assert code == 0, output
-    assert nights.files(2) == KEPT | {"diff.txt"}
-    assert "speed: the runs agree" in output
-    assert "1 unchanged" in nights.text(2, "diff.txt")
+    assert nights.files(2) == KEPT | {"diff.md"}
+    assert "speed: the runs agree" in nights.text(2, "summary.md")
+    assert "PASS: 1 unchanged" in output
 
     code, output = nights.run(record(timing(1.2)))
     assert code == 1
-    assert "| -20.3% [" in output
-    assert "CHANGED: 0 unchanged, 1 changed" in nights.text(3, "diff.txt")
-    summary = nights.text(3, "summary.md")
-    assert re.match(r"# Speed, 20\d\d-\d\d-\d\dT\d{6}Z\n\npytest:  2 passed in 1.00s \n", summary)
+    assert "CHANGED: 0 unchanged, 1 changed" in output
+    assert "| -20.3% [" in nights.text(3, "diff.md")
+    assert nights.text(3, "summary.md").endswith(nights.text(3, "diff.md"))
 
 
 def test_pytests_own_status_wins(nights: Nights) -> None:
     nights.run(record(timing(1.5)))
-    code, output = nights.run(record(timing(1.2, "REGRESSED")), status=3)
+    code, _ = nights.run(record(timing(1.2, "REGRESSED")), status=3)
     assert code == 3
-    assert "| REGRESSED | 1.200 [" in output
+    assert "| REGRESSED 1.200 [" in nights.text(2, "summary.md")
 
 
 def test_a_night_without_measurements_is_no_last_night(nights: Nights) -> None:
     nights.run(record(timing(1.5)))
-    code, output = nights.run(record())
+    code, _ = nights.run(record())
     assert code == 0
-    assert "Nothing was measured." in output
-    assert nights.files(2) == {"versions.txt", "pytest.txt", "summary.md"}
+    assert nights.files(2) == LOGS
+    assert nights.text(2, "summary.md").endswith("\n\nNothing was measured.\n")
     code, output = nights.run(record(timing(1.5)))
     assert code == 0
     assert "the runs agree" in output
+
+
+def test_with_a_gpu_it_times_there(nights: Nights) -> None:
+    nights.run(record(timing(1.5)), CUDA_VISIBLE_DEVICES="GPU-abc")
+    assert "'--fp8-device', 'cuda'" in nights.log.read_text()
 
 
 def test_github_gets_the_summary_and_the_folder(nights: Nights) -> None:
@@ -185,7 +190,8 @@ def test_the_real_thing_without_a_gpu(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "Nothing was measured." in done.stdout
+    (summary,) = tmp_path.glob("*/summary.md")
+    assert "Nothing was measured." in summary.read_text(encoding="utf-8")
 
 
 # --- the GPU ------------------------------------------------------------------------------------
@@ -289,7 +295,7 @@ def test_what_the_script_calls_is_there(pytestconfig: pytest.Config) -> None:
     for option in set(re.findall(r"--fp8-(\w+)", text)):
         assert hasattr(pytestconfig.option, f"fp8_{option}")
     calls = re.findall(r"-m fp8 (\w+)([^|&>]*)", text)
-    assert {name for name, _ in calls} == {"summary", "diff", "map"}
+    assert {name for name, _ in calls} == {"report", "diff", "map"}
     for name, arguments in calls:
         known = {option for param in main.commands[name].params for option in param.opts}
         assert set(re.findall(r"--[a-z-]+", arguments)) <= known, name
