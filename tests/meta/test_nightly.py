@@ -48,15 +48,52 @@ def record(*measurements: dict[str, Any]) -> str:
 
 
 def timing(ratio: float, verdict: str = "PASS", M: int = 8192) -> dict[str, Any]:
+    """A layer as the suite records it, samples left out: see fp8/testing/perf/values.py."""
+    side = {
+        **dict.fromkeys(("device_ms", "call_ms", "host_ms", "first_ms", "second_ms"), 1.0),
+        **dict.fromkeys(("sm_mhz", "power_w", "temperature_c", "saved_bytes", "kernels")),
+        "name": "tensorwise",
+        "method": "graph",
+        "steady": True,
+        "peak_bytes": 0,
+        "reasons": [],
+        "samples": [],
+    }
+    value = {
+        "of": "speed-up",
+        "quantity": "device",
+        "verdict": verdict,
+        "reason": "a reason",
+        "ratio": ratio,
+        "low": ratio,
+        "high": ratio,
+        "sd": 0.005,
+        "pairs": 8,
+        "confidence": 0.99,
+        "threshold": None,
+        "regimes": [],
+        "predicted": None,
+        "flop": 1,
+        "moved": 1,
+        "baseline_moved": 1,
+        "attempts": 1,
+        "rounds": 8,
+        "void": {},
+        "seconds": 1.0,
+        "stopped": "enough",
+        "notes": [],
+        "subject": side,
+        "baseline": side,
+    }
+    facts = {"family": "linear", "gpu": "NVIDIA H100 80GB HBM3", "recipe": "tensorwise"}
     return {
         "target": "torchao",
-        "test": "tests/perf/test_linear.py::test_speed",
+        "test": "tests/perf/test_linears.py::test_linears",
         "name": f"linear/torchao-tensorwise/compiled/{M}x8192x8192",
         "kind": "timing",
-        "value": {"ratio": ratio, "sd": 0.005, "pairs": 8, "confidence": 0.99, "verdict": verdict},
-        "facts": {"family": "linear", "gpu": "NVIDIA H100 80GB HBM3", "recipe": "tensorwise", "mode": "compiled",
-                  "M": M, "K": 8192, "N": 8192},
-    }  # fmt: skip
+        "value": value,
+        "facts": facts | {"mode": "compiled", "M": M, "K": 8192, "N": 8192},
+    }
 
 
 class Nights:
@@ -97,6 +134,12 @@ class Nights:
             night.rename(night.with_name(f"1-{len(list(self.folder.iterdir()))}"))
         return done.returncode, done.stdout + done.stderr
 
+    @property
+    def last_pytest(self) -> str:
+        """The last call of pytest."""
+        lines = self.log.read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if "'pytest'" in line][-1]
+
     def files(self, night: int) -> set[str]:
         return {path.name for path in (self.folder / f"1-{night}").iterdir()}
 
@@ -113,62 +156,47 @@ LOGS = {"versions.txt", "pytest.txt", "summary.md"}
 KEPT = LOGS | {"record.json", "report.md", "map.svg", "map.png"}
 
 
-def test_three_nights(nights: Nights) -> None:
-    """The first has nothing to compare with, the second is the same, the third is slower."""
-    code, output = nights.run(record(timing(1.5)), 0, "-k", "linear")
+def test_nights(nights: Nights) -> None:
+    """From end to end, but for pytest: what is kept, compared, told and failed."""
+    # The first has nothing to compare with. GitHub gets the summary and the night's folder.
+    step_summary = nights.github.with_suffix(".md")
+    variables = {"GITHUB_STEP_SUMMARY": str(step_summary), "GITHUB_OUTPUT": str(nights.github)}
+    code, output = nights.run(record(timing(1.5)), 0, "-k", "linear", **variables)
     assert code == 0, output
     assert nights.files(1) == KEPT
     summary = nights.text(1, "summary.md")
     assert re.match(r"Night of 20\d\d-\d\d-\d\dT\d{6}Z, pytest:  2 passed in 1.00s \n\n#", summary)
     assert summary.endswith(nights.text(1, "report.md"))
-    (pytest_call,) = [line for line in nights.log.read_text().splitlines() if "'pytest'" in line]
+    assert step_summary.read_text(encoding="utf-8") == summary
+    assert nights.github.read_text(encoding="utf-8").startswith(f"night={nights.folder}/20")
     for word in ("'-k', 'linear'", "'reference[torch]'", "'torchao'", "'--fp8-device', 'cpu'"):
-        assert word in pytest_call
+        assert word in nights.last_pytest
 
-    code, output = nights.run(record(timing(1.505)))
+    # The second is the same, on a GPU that somebody chose.
+    code, output = nights.run(record(timing(1.505)), CUDA_VISIBLE_DEVICES="GPU-abc")
     assert code == 0, output
     assert nights.files(2) == KEPT | {"diff.md"}
     assert "speed: the runs agree" in nights.text(2, "summary.md")
     assert "PASS: 1 unchanged" in output
+    assert "'--fp8-device', 'cuda'" in nights.last_pytest
 
+    # The third measured nothing: the next is compared with the second.
+    code, output = nights.run(record())
+    assert code == 0, output
+    assert nights.files(3) == LOGS
+    assert nights.text(3, "summary.md").endswith("\n\nNothing was measured.\n")
+
+    # The fourth is slower, in a case that has no threshold: pytest is content.
     code, output = nights.run(record(timing(1.2)))
     assert code == 1
     assert "CHANGED: 0 unchanged, 1 changed" in output
-    assert "| -20.3% [" in nights.text(3, "diff.md")
-    assert nights.text(3, "summary.md").endswith(nights.text(3, "diff.md"))
+    assert "| -20.3% [" in nights.text(4, "diff.md")
+    assert nights.text(4, "summary.md").endswith(nights.text(4, "diff.md"))
 
-
-def test_pytests_own_status_wins(nights: Nights) -> None:
-    nights.run(record(timing(1.5)))
-    code, _ = nights.run(record(timing(1.2, "REGRESSED")), status=3)
+    # In the fifth pytest is not: its own status wins.
+    code, output = nights.run(record(timing(1.2, "REGRESSED")), status=3)
     assert code == 3
-    assert "| REGRESSED 1.200 [" in nights.text(2, "summary.md")
-
-
-def test_a_night_without_measurements_is_no_last_night(nights: Nights) -> None:
-    nights.run(record(timing(1.5)))
-    code, _ = nights.run(record())
-    assert code == 0
-    assert nights.files(2) == LOGS
-    assert nights.text(2, "summary.md").endswith("\n\nNothing was measured.\n")
-    code, output = nights.run(record(timing(1.5)))
-    assert code == 0
-    assert "the runs agree" in output
-
-
-def test_with_a_gpu_it_times_there(nights: Nights) -> None:
-    nights.run(record(timing(1.5)), CUDA_VISIBLE_DEVICES="GPU-abc")
-    assert "'--fp8-device', 'cuda'" in nights.log.read_text()
-
-
-def test_github_gets_the_summary_and_the_folder(nights: Nights) -> None:
-    summary, output = nights.github.with_suffix(".md"), nights.github
-    code, printed = nights.run(
-        record(timing(1.5)), GITHUB_STEP_SUMMARY=str(summary), GITHUB_OUTPUT=str(output)
-    )
-    assert code == 0, printed
-    assert summary.read_text(encoding="utf-8") == nights.text(1, "summary.md")
-    assert output.read_text(encoding="utf-8").startswith(f"night={nights.folder}/20")
+    assert "| REGRESSED 1.200 [" in nights.text(5, "summary.md")
 
 
 def test_without_arguments_it_says_how_it_is_used() -> None:

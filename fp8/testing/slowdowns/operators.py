@@ -63,8 +63,14 @@ def cast_again(scales: Tensor, x: Tensor) -> Tensor:
     "fp8_slowdowns::synchronize", mutates_args=(), schema="(Tensor scales) -> Tensor"
 )
 def synchronize(scales: Tensor) -> Tensor:
-    """Let the host wait until the GPU has done all that is queued. A CPU has nothing queued."""
+    """Let the host wait until the GPU has done all that is queued. A CPU has nothing queued.
+
+    Raises:
+        RuntimeError: A graph is being captured. CUDA would refuse, too, and spoil the capture.
+    """
     if scales.is_cuda:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("a host that waits can't be captured")
         torch.cuda.synchronize(scales.device)
     return scales.clone(memory_format=torch.contiguous_format)
 
