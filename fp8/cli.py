@@ -8,7 +8,9 @@ from fp8.commands.calibrate import calibrate
 from fp8.commands.capture import capture
 from fp8.commands.diff import diff
 from fp8.commands.faults import command as faults
+from fp8.commands.map import command as map_
 from fp8.commands.report import report
+from fp8.commands.slowdowns import command as slowdowns
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,3 +27,5 @@ main.add_command(capture)
 main.add_command(diff)
 main.add_command(faults)
 main.add_command(report)
+main.add_command(map_)
+main.add_command(slowdowns)

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from fp8.commands.files import FILE, load
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
     from fp8.testing.diffing import Difference
-    from fp8.testing.records import Record
-
-
-class _UnusableFileError(click.ClickException):
-    """Not 1, which is a verdict."""
-
-    exit_code = 2
-
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("old", type=_FILE, metavar="OLD.json")
-@click.argument("new", type=_FILE, metavar="NEW.json")
+@click.argument("old", type=FILE, metavar="OLD.json")
+@click.argument("new", type=FILE, metavar="NEW.json")
+@click.option("--markdown", type=FILE, metavar="FILE", help="Write it to this file, too.")
 @click.pass_context
-def diff(context: click.Context, old: Path, new: Path) -> NoReturn:
+def diff(context: click.Context, old: Path, new: Path, markdown: Path | None) -> NoReturn:
     """Compare two records that pytest wrote with --fp8-record.
 
     Hashes, byte counts, counts and texts must be the same; SQNRs may differ by less than
-    0.01 dB, which is what two correct implementations differ by. A measurement or a law that
-    only OLD has counts as a change; one that only NEW has does not. Differences of the
-    environment are shown first and are not judged.
+    0.01 dB, which is what two correct implementations differ by. Speed-ups must have the same
+    verdict, and the 99 % interval of their change must not lie beyond 2 %. A measurement or a law
+    that only OLD has counts as a change; one that only NEW has does not. Differences of the
+    environment are shown first and are not judged, nor is whether the speed-ups agree as those of
+    two runs of the same code should: no verdict changed, and for 97 % of the cases the interval of
+    the change covers zero.
 
     \b
     Exit status:
@@ -47,18 +43,13 @@ def diff(context: click.Context, old: Path, new: Path) -> NoReturn:
 
     from fp8.testing.diffing import compare
 
-    difference = compare(_load(old), _load(new))
+    difference = compare(load(old), load(new))
+    if markdown is not None:
+        from fp8.testing.diff_markdown import as_markdown
+
+        markdown.write_text(as_markdown(difference), encoding="utf-8")
     _show(Console(), difference)
     context.exit(0 if difference.same else 1)
-
-
-def _load(path: Path) -> Record:
-    from fp8.testing.records import RecordError, load_record
-
-    try:
-        return load_record(path)
-    except RecordError as error:
-        raise _UnusableFileError(str(error)) from error
 
 
 def _show(console: Console, difference: Difference) -> None:
@@ -93,6 +84,15 @@ def _show(console: Console, difference: Difference) -> None:
         ("target", "test", "measurement"),
         difference.added,
     )
+    if difference.speed is not None:
+        moved = [(key, pair) for key, pair in difference.speed.pairs.items() if not pair.same]
+        _table(
+            console,
+            "speed: new over old, where it changed",
+            ("target", "case", "change"),
+            [(key[0], pair.new.case, str(pair.change or "-")) for key, pair in moved],
+        )
+        console.print(str(difference.speed), highlight=False, soft_wrap=True)
     verdict = "PASS" if difference.same else "CHANGED"
     console.print(
         f"{verdict}: {difference.unchanged} unchanged, {len(difference.changed)} changed, "

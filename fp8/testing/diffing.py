@@ -11,6 +11,7 @@ from fp8.testing.records import SQNR_TOLERANCE_DB
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fp8.testing.agreement import Agreement
     from fp8.testing.records import Record
 
 Key = tuple[str, str, str]
@@ -51,6 +52,7 @@ class Difference:
         added: As `missing`, of those that only the new record has: told, not judged.
         unchecked: (target, law) of laws that only the old run compared anything for.
         unchanged: How many measurements are the same.
+        speed: The timings that both have; None if there are none.
     """
 
     environment: tuple[EnvironmentChange, ...]
@@ -59,6 +61,7 @@ class Difference:
     added: tuple[Key, ...]
     unchecked: tuple[tuple[str, str], ...]
     unchanged: int
+    speed: Agreement | None
 
     @property
     def same(self) -> bool:
@@ -69,12 +72,17 @@ class Difference:
 def compare(old: Record, new: Record) -> Difference:
     """Compare two records: exact things exactly, SQNRs within `SQNR_TOLERANCE_DB`.
 
-    Speeds are the same when the verdicts are and the ratios differ by less than chance would have
-    it: see `same_speed`.
+    Timings are the same if their verdicts are and their change isn't beyond the margin for certain.
     """
     before, after = _by_key(old), _by_key(new)
     shared = [key for key in before if key in after]
-    differing = [key for key in shared if not _same(before[key], after[key])]
+    speed = _speed(old, new)
+    slow = {} if speed is None else speed.pairs
+    differing = [
+        key
+        for key in shared
+        if not (slow[key].same if key in slow else _same(before[key], after[key]))
+    ]
     names = dict.fromkeys([*old.environment, *new.environment])
     return Difference(
         environment=tuple(
@@ -92,7 +100,16 @@ def compare(old: Record, new: Record) -> Difference:
             if values and not new.laws.get(target, {}).get(law)
         ),
         unchanged=len(shared) - len(differing),
+        speed=speed,
     )
+
+
+def _speed(old: Record, new: Record) -> Agreement | None:
+    if not all(any(one["kind"] == "timing" for one in r.measurements) for r in (old, new)):
+        return None
+    from fp8.testing.agreement import agreement  # needs scipy, which other records do without
+
+    return agreement(old, new)
 
 
 def _by_key(record: Record) -> dict[Key, Mapping[str, Any]]:
@@ -137,7 +154,9 @@ def _shown(one: Mapping[str, Any]) -> str:
     if one["kind"] == "sqnr":
         return f"{float(value):.4f} dB"
     if one["kind"] == "timing":
-        return f"{value['ratio'] or math.nan:.3f} {value['verdict']}"
+        from fp8.testing.agreement import timed
+
+        return str(timed(one))
     if one["kind"] == "hash":
         described, _, digest = str(value).partition("sha256:")
         return described + digest[:12]

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 KINDS = ("hash", "sqnr", "bytes", "count", "text", "seconds", "timing")
 
+#: What comparing two timings needs of a value.
+_TIMING = ("verdict", "ratio", "sd", "pairs", "confidence")
+
 #: Two SQNRs closer than this are the same. Over 900 correct cases an implementation and the
 #: oracle differed by at most 0.0034 dB, so two correct ones differ by at most twice that, 0.007;
 #: 0.01 is the next round number, half of what the quality law allows (0.02 dB).
@@ -261,4 +264,8 @@ def _checked(one: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError(msg)
     if one["kind"] == "sqnr":
         float(one["value"])
+    if one["kind"] == "timing":
+        for key in _TIMING:
+            if key not in one["value"]:
+                raise KeyError(key)
     return one
