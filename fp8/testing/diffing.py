@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from fp8.testing.records import Record
 
 Key = tuple[str, str, str]
-#: What the same code may differ by in two processes: 0.6 % (SD) between two that ran interleaved on
-#: one H200, where no interval of 99 % lay beyond 2 % (docs/timing.md).
-_PROCESS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,26 +117,10 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
         return False
     if old["value"] == new["value"] or old["kind"] == "seconds":
         return True
-    if old["kind"] == "timing":
-        verdicts = old["value"]["verdict"], new["value"]["verdict"]
-        return len(set(verdicts)) == 1 and same_speed(old["value"], new["value"])
     # NaN and differing infinities have no difference that is small
     return (
         old["kind"] == "sqnr" and abs(float(old["value"]) - float(new["value"])) < SQNR_TOLERANCE_DB
     )
-
-
-def same_speed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the interval of the difference of two log-ratios covers zero, or nearly.
-
-    The half-widths of two independent intervals of one confidence add in squares. What differs from
-    process to process is in neither: up to `_PROCESS` of it is no change.
-    """
-    if old["ratio"] is None or new["ratio"] is None:
-        return old["ratio"] is new["ratio"]
-    difference = abs(math.log(old["ratio"] / new["ratio"]))
-    widths = [math.log(value["high"] / value["low"]) / 2 for value in (old, new)]
-    return difference <= math.hypot(*widths) + math.log1p(_PROCESS)
 
 
 def _change(key: Key, old: Mapping[str, Any], new: Mapping[str, Any]) -> MeasurementChange:

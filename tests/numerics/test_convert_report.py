@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import fp8
 from fp8.testing import models, oracle
 
-# Tiny layers, on purpose; tests/meta/test_regimes.py has the warnings.
+# Tiny layers, on purpose; tests/meta/test_regime_data.py has the warnings.
 pytestmark = pytest.mark.filterwarnings("ignore::fp8.regimes.RegimeWarning")
 
 WIDTH = 32
