@@ -7,7 +7,7 @@ AMD's MI300 define them (finite, no negative zero, the code of -0 is the only Na
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -57,6 +57,11 @@ class Format:
     overflow: Overflow
     #: where the encoding is defined
     clause: str
+    #: `max` as text, for code that is compiled: see `fp8.scaling.constant`
+    max_text: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_text", repr(self.max))
 
     @property
     def dtype(self) -> torch.dtype:

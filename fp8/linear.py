@@ -82,11 +82,15 @@ def linear(
 
 
 def _autocast_dtype(device_type: str) -> torch.dtype | None:
-    # Some devices, meta among them, know no autocast and raise when asked whether it is on.
-    available = torch.amp.is_autocast_available(device_type)
-    if available and torch.is_autocast_enabled(device_type):
+    if _knows_autocast(device_type) and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return None
+
+
+@torch.compiler.assume_constant_result  # torch 2.11's dynamo cannot trace the question
+def _knows_autocast(device_type: str) -> bool:
+    # Some devices, meta among them, know no autocast and raise when asked whether it is on.
+    return torch.amp.is_autocast_available(device_type)
 
 
 def _check_tensor(name: str, x: object) -> None:

@@ -72,7 +72,7 @@ def cast(x: Tensor, format: Format) -> Tensor:
     _check_high_precision("x", x)
     if format == E8M0FNU:
         return x.to(format.dtype)
-    largest = scaling.constant(format, "max")
+    largest = scaling.constant(format.max_text)
     return x.clamp(-largest, largest).to(format.dtype)
 
 

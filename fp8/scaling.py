@@ -7,7 +7,7 @@ Transformer Engine's "scale_inv" is the scale; here `scale` is always the dequan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -76,7 +76,11 @@ class ScaleRule:
     #: which of the two factors is the rounded quotient; the other one is its reciprocal
     quotient: Literal["multiplier", "scale"]
 
+    #: `amax_floor` as text, for code that is compiled: see `constant`
+    amax_floor_text: str = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "amax_floor_text", repr(self.amax_floor))
         if self.power_of_two and self.quotient == "scale":
             raise ValueError("power_of_two: got True, needs quotient='multiplier'")
 
@@ -166,15 +170,14 @@ def round_down_to_power_of_two(x: Tensor) -> Tensor:
     return torch.where(torch.isfinite(x), powers, x)
 
 
-@torch.compiler.assume_constant_result
-def constant(owner: Format | ScaleRule, field: str) -> float:
+def constant(text: str) -> float:
     """A number of a frozen description, as a constant of the traced graph.
 
     Under dynamic=True dynamo takes a float attribute for an unknown and fails (torch 2.13:
-    "lift_tracked_freevar_to_input"). The guards on `owner` still hold the graph to its values.
+    "lift_tracked_freevar_to_input"), and torch 2.11 cannot pass a frozen dataclass to a function
+    that is assumed constant. A text is a constant to both, and guarded by its value.
     """
-    value: float = getattr(owner, field)
-    return value
+    return float(text)
 
 
 def multiplier_and_scale(amax: Tensor, format: Format, rule: ScaleRule) -> tuple[Tensor, Tensor]:
@@ -182,7 +185,7 @@ def multiplier_and_scale(amax: Tensor, format: Format, rule: ScaleRule) -> tuple
 
     amax: float32, any shape. See `ScaleRule` for the arithmetic.
     """
-    largest, floor = constant(format, "max"), constant(rule, "amax_floor")
+    largest, floor = constant(format.max_text), constant(rule.amax_floor_text)
     raised = amax.to(getattr(torch, rule.division)).clamp(min=floor)
     # A tensor divided by a tensor: torch computes number / tensor as number * reciprocal, and on a
     # GPU tensor / number likewise, which rounds twice.
