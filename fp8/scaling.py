@@ -151,7 +151,7 @@ def amax(x: Tensor, granularity: Granularity) -> Tensor:
         return torch.zeros(shape, dtype=torch.float32, device=x.device)
     if set(granularity.block) <= {1, None}:
         # Whole axes are reduced as they are: inductor makes poor kernels of the reshaped reduction
-        # below. With it a compiled step of docs/perf.md's `deep_nobias_warm` took 42 ms, without 25.
+        # below, with which a compiled step of docs/perf.md's `deep_nobias_warm` took 41 ms, not 25.
         whole = [axis for axis, block in enumerate(granularity.block) if block is None]
         return x.abs().amax(dim=whole, keepdim=True).to(torch.float32)
     block_rows, block_columns = granularity.block

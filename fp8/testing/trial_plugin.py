@@ -36,7 +36,7 @@ class Trial:
         order: Seconds that tests took before, by node id: cheap ones run first.
         all_laws: Whether to go on until every law has spoken, rather than the first.
         note_steps: Whether to note which steps each test reaches.
-        only: The node ids of the tests to run; None runs all of them.
+        past: The node ids of tests that can't show it: they are left out.
     """
 
     plant: str | None
@@ -48,7 +48,7 @@ class Trial:
     order: dict[str, float] = field(default_factory=dict)
     all_laws: bool = False
     note_steps: bool = False
-    only: frozenset[str] | None = None
+    past: frozenset[str] = frozenset()
 
     def arguments(self) -> list[str]:
         """pytest's command line."""
@@ -151,9 +151,8 @@ class Watch:
         self.send(("laws", sorted(declared)))
         kept: list[pytest.Item] = []
         dropped: list[pytest.Item] = []
-        only = self.trial.only
         for item in items:
-            asked = declared_laws(item) & self.wanted and (only is None or item.nodeid in only)
+            asked = declared_laws(item) & self.wanted and item.nodeid not in self.trial.past
             (kept if asked else dropped).append(item)
         config.hook.pytest_deselected(items=dropped)
         items[:] = _in_order(kept, self.trial.order)
