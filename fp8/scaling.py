@@ -149,6 +149,11 @@ def amax(x: Tensor, granularity: Granularity) -> Tensor:
     shape = granularity.scale_shape(rows, columns)
     if x.numel() == 0:
         return torch.zeros(shape, dtype=torch.float32, device=x.device)
+    if granularity.block == (None, None):
+        # Apart, for the code that torch.compile makes of it: with the detour over groups, amax and
+        # cast of 8192 x 8192 in both layouts took 0.86 ms compiled where torchao's took 0.14
+        # (H200, torch 2.11, triton 3.6).
+        return x.abs().amax().to(torch.float32).reshape(shape)
     block_rows, block_columns = granularity.block
     block_rows = rows if block_rows is None else block_rows
     block_columns = columns if block_columns is None else block_columns

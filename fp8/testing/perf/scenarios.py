@@ -1,6 +1,6 @@
 """The training steps that are measured: the models of pytorch/ao#2262, and a block of Llama 3 8B.
 
-A step is zero_grad, forward, backward and SGD's update, in bfloat16. Where the report's model has
+A step is forward, backward, SGD's update and zero_grad, in bfloat16. Where the report's model has
 some twenty layers of one shape, two stand for them here: they are alike, so depth changes the
 time and not the ratio. The input needs a gradient, as it would behind another layer: else the
 first of two layers would run without its grad_input in bfloat16, which is half a layer of twenty
