@@ -162,6 +162,42 @@ def test_what_is_no_result_gets_no_threshold(tmp_path: Path) -> None:
     assert list(thresholds.read(out)) == ["linear/torchao-tensorwise/compiled/8192x8192x8192"]
 
 
+def test_of_one_run_the_spread_from_pair_to_pair_is_taken(tmp_path: Path) -> None:
+    save_record(tmp_path / "0.json", record(noise=0.02))
+    out = tmp_path / "new.toml"
+    assert invoke("calibrate", tmp_path / "0.json", "--out", out).exit_code == 0
+    known = thresholds.read(out)
+    assert len(known) == 2
+    for one in record(noise=0.02).measurements:
+        assert known[one["name"]].sd == pytest.approx(one["value"]["sd"], rel=0.05)
+        assert 0.01 < known[one["name"]].sd < 0.1
+        assert "from pair to pair" in known[one["name"]].source.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"sd": 0.19}, "it differs by 19% from pair to pair"),
+        ({"quantity": "call"}, ""),
+        ({"quantity": "call", "waits": True}, "it waits for the host, whose speed is not the GPU's"),
+        ({"quantity": "call", "waits": True, "of": "saved bytes"}, ""),
+        ({"waits": True}, ""),
+    ],
+)  # fmt: skip
+def test_what_says_nothing_of_the_gpu_gets_no_threshold(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    (one, *_) = record().measurements
+    changes = {**changes}
+    share = 0.5 if changes.pop("waits", False) else 0.9
+    subject = {**one["value"]["subject"], "device_ms": share, "call_ms": 1.0}
+    value = {**one["value"], "subject": subject, **changes}
+    save_record(tmp_path / "0.json", Record(ENVIRONMENT, {}, ({**one, "value": value},)))
+    done = invoke("calibrate", tmp_path / "0.json", "--out", tmp_path / "new.toml")
+    assert done.exit_code == (2 if why else 0)
+    assert why in done.output
+
+
 def test_records_of_different_software_are_refused(tmp_path: Path) -> None:
     save_record(tmp_path / "0.json", record())
     save_record(tmp_path / "1.json", record(torch="2.12.0"))
