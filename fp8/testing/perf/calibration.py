@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from fp8.testing.records import Record
 
-#: Families whose speed-ups are gated, besides bytes saved for backward. The ceilings are no stack's;
-#: the others are for the regimes.
+#: Families whose speed-ups are gated, besides the bytes that are saved for backward. The ceilings
+#: are no stack's; the others are for the regimes.
 GATED = ("product", "cast", "linear", "step")
 #: A case that differs by more than this from run to run gates nothing: three times it is a third.
 _NOISIEST = 0.1
