@@ -186,11 +186,10 @@ def test_first_calls_are_held_to_their_claim() -> None:
     bench = next(s for s in catalogue.STEPS if s.name == "llama3_8b_block")
     outcomes = ran(bench, lambda case: 0.6 if case.facts["mode"] == "eager" else 1.2)
     first = [o for o in outcomes if o.case.ratio == "first call"]
-    assert len(first) == 2
-    for outcome in first:
-        assert outcome.measured.interval is not None
-        assert outcome.measured.interval.ratio == pytest.approx(2 / 1.2 / 1000, rel=0.01)
-        assert str(outcome.judgement and outcome.judgement.verdict) == "PASS"
+    (outcome,) = first  # one scenario for each target: it takes long
+    assert outcome.measured.interval is not None
+    assert outcome.measured.interval.ratio == pytest.approx(2 / 1.2 / 1000, rel=0.01)
+    assert str(outcome.judgement and outcome.judgement.verdict) == "PASS"
 
 
 # --- how it is measured -------------------------------------------------------------------------
