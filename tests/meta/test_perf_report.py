@@ -150,7 +150,10 @@ link = "https://example.org"
     assert known["linear/torchao-tensorwise/compiled/1x2x3"].provisional
 
 
-def test_what_is_no_result_gets_no_threshold(tmp_path: Path) -> None:
+def test_what_is_no_result_gets_no_threshold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no GPU has thresholds yet
     first, second = record(), record()
     narrow = second.measurements[1]
     void = {**narrow, "value": {**narrow["value"], "ratio": None, "reason": "too hot"}}
@@ -160,6 +163,46 @@ def test_what_is_no_result_gets_no_threshold(tmp_path: Path) -> None:
     done = invoke("calibrate", tmp_path / "0.json", tmp_path / "1.json", "--out", out)
     assert "8192x16384x128: no threshold: no result: too hot" in done.output
     assert list(thresholds.read(out)) == ["linear/torchao-tensorwise/compiled/8192x8192x8192"]
+
+
+def test_of_one_run_the_spread_from_pair_to_pair_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where no GPU has thresholds yet
+    save_record(tmp_path / "0.json", record(noise=0.02))
+    out = tmp_path / "new.toml"
+    assert invoke("calibrate", tmp_path / "0.json", "--out", out).exit_code == 0
+    known = thresholds.read(out)
+    assert len(known) == 2
+    for one in record(noise=0.02).measurements:
+        assert known[one["name"]].sd == pytest.approx(one["value"]["sd"], rel=0.05)
+        assert known[one["name"]].sd > 0
+        assert "from pair to pair" in known[one["name"]].source.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"sd": 0.19}, "it differs by 19% from pair to pair"),
+        ({"quantity": "call"}, ""),
+        ({"quantity": "call", "waits": True}, "it waits for the host"),
+        ({"quantity": "call", "waits": True, "of": "saved bytes"}, ""),
+        ({"waits": True}, ""),
+    ],
+)  # fmt: skip
+def test_what_says_nothing_of_the_gpu_gets_no_threshold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (one, *_) = record().measurements
+    changes = {**changes}
+    share = 0.5 if changes.pop("waits", False) else 0.9
+    subject = {**one["value"]["subject"], "device_ms": share, "call_ms": 1.0}
+    value = {**one["value"], "subject": subject, **changes}
+    save_record(tmp_path / "0.json", Record(ENVIRONMENT, {}, ({**one, "value": value},)))
+    done = invoke("calibrate", tmp_path / "0.json", "--out", tmp_path / "new.toml")
+    assert done.exit_code == (2 if why else 0)
+    assert why in done.output
 
 
 def test_records_of_different_software_are_refused(tmp_path: Path) -> None:
@@ -183,4 +226,6 @@ def test_another_verdict_is_a_change() -> None:
     one = new.measurements[0]
     flipped = {**one, "value": {**one["value"], "verdict": "REGRESSED"}}
     found = compare(old, replace(new, measurements=(flipped, *new.measurements[1:]))).changed
-    assert [(change.old, change.new) for change in found] == [("1.500 RECORDED", "1.500 REGRESSED")]
+    assert [(change.old, change.new) for change in found] == [
+        ("RECORDED 1.500 [1.500, 1.500]", "REGRESSED 1.500 [1.500, 1.500]")
+    ]

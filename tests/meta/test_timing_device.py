@@ -233,6 +233,8 @@ def test_the_profiler_says_what_this_torch_says() -> None:
         (0.89, 0.88, False),  # a linear whose host is the slower one
         (24.0, 20.0, False),
         (25.0, 20.0, True),
+        (0.26, 0.13, False),  # 0.005 ms of work; the host was twice as fast once in three calls
+        (0.4, 0.1, True),
     ],
 )
 def test_when_events_suffice(call_ms: float, host_ms: float, suffice: bool) -> None:
