@@ -1,0 +1,145 @@
+"""What became of each mutant, as a score, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one mutant.
+
+    Attributes:
+        module: The module.
+        function: The qualified name of the function or class; "" for the module itself.
+        number: The number of the line.
+        line: The line as it is in the library.
+        becomes: The line as it is in the mutant.
+        operator: Cosmic Ray's name for the change.
+        killed_by: The test that failed first, or what went wrong instead; "" for a survivor.
+        error: How it failed.
+        seconds: How long the trial took.
+        why: Why it is known to survive; "" where nobody expects it to.
+    """
+
+    module: str
+    function: str
+    number: int
+    line: str
+    becomes: str
+    operator: str
+    killed_by: str
+    error: str
+    seconds: float
+    why: str
+
+    def __str__(self) -> str:
+        where = f"fp8/{self.module}.py:{self.number} {self.function}".rstrip()
+        return f"{where}: {self.line}  ->  {self.becomes}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run found.
+
+    Attributes:
+        seed: What drew the sample.
+        results: One for each mutant.
+        left_out: How many mutants did not count, by reason.
+        seconds: How long it took.
+    """
+
+    seed: int
+    results: tuple[Result, ...]
+    left_out: dict[str, int]
+    seconds: float
+
+    @property
+    def killed(self) -> list[Result]:
+        """Those that something failed on."""
+        return [r for r in self.results if r.killed_by]
+
+    @property
+    def survivors(self) -> list[Result]:
+        """Those that nothing failed on."""
+        return [r for r in self.results if not r.killed_by]
+
+    @property
+    def score(self) -> float:
+        """Percent of the mutants that were killed."""
+        return 100.0 * len(self.killed) / len(self.results)
+
+    def errors(self, least: float) -> list[str]:
+        """What makes the run a failure, where `least` percent must be killed."""
+        found = [f"survives: {r}" for r in self.survivors if not r.why]
+        found += [f"is said to survive, {r.why}: {r}" for r in self.killed if r.why]
+        if self.score < least:
+            found.append(f"the score is {self.score:.1f} %, needs {least:g} %")
+        return found
+
+
+def summary(report: Report) -> str:
+    """One sentence."""
+    explained = sum(bool(r.why) for r in report.survivors)
+    return (
+        f"{len(report.killed)} of {len(report.results)} mutants killed, {report.score:.1f} %; "
+        f"{explained} of {len(report.survivors)} survivors explained; "
+        f"{report.seconds / 60:.0f} minutes"
+    )
+
+
+def as_json(report: Report) -> str:
+    """Everything that was found."""
+    data = asdict(report) | {"score": report.score}
+    return json.dumps(data, indent=2) + "\n"
+
+
+def as_markdown(report: Report) -> str:
+    """The score by module, and the survivors."""
+    parts = [f"{summary(report)}. Seed {report.seed}.", _modules(report.results), _killers(report)]
+    if report.left_out:
+        counted = "; ".join(f"{count}: {reason}" for reason, count in report.left_out.items())
+        parts.append(f"Left out, {sum(report.left_out.values())}. {counted}.")
+    if report.survivors:
+        rows = [
+            (f"`{r.module}.{r.function}`".replace(".`", "`"), _code(r.line), _code(r.becomes), r.why)
+            for r in sorted(report.survivors, key=lambda r: (r.module, r.number))
+        ]
+        head = ("where", "line", "becomes", "why it survives")
+        parts.append("### Survivors\n\n" + _table(head, rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _modules(results: Sequence[Result]) -> str:
+    total, killed = (
+        Counter(r.module for r in chosen) for chosen in (results, [r for r in results if r.killed_by])
+    )
+    rows = [
+        (f"fp8/{module}.py", str(count), str(killed[module]), f"{100 * killed[module] / count:.0f} %")
+        for module, count in sorted(total.items())
+    ]
+    return _table(("module", "mutants", "killed", "score"), rows)
+
+
+def _killers(report: Report) -> str:
+    """Which files' tests failed first: a score says little if importing the module is what failed."""
+    files = Counter(r.killed_by.partition("::")[0] for r in report.killed)
+    rows = [(name, str(count)) for name, count in files.most_common()]
+    return _table(("killed first by", "mutants"), rows)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
