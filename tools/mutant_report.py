@@ -52,7 +52,7 @@ class Report:
         seed: What drew the sample.
         results: One for each mutant.
         left_out: How many mutants did not count, by reason.
-        seconds: How long it took.
+        seconds: How long the trials took, as if one ran after the other.
     """
 
     seed: int
@@ -102,40 +102,36 @@ def as_json(report: Report) -> str:
 
 def as_markdown(report: Report) -> str:
     """The score by module, and the survivors."""
-    parts = [f"{summary(report)}. Seed {report.seed}.", _modules(report.results), _killers(report)]
+    parts = [f"{summary(report)}. Seed {report.seed}.", _modules(report), _killers(report)]
     if report.left_out:
         counted = "; ".join(f"{count}: {reason}" for reason, count in report.left_out.items())
         parts.append(f"Left out, {sum(report.left_out.values())}. {counted}.")
     if report.survivors:
-        rows = [
-            (f"`{r.module}.{r.function}`".replace(".`", "`"), _code(r.line), _code(r.becomes), r.why)
-            for r in sorted(report.survivors, key=lambda r: (r.module, r.number))
-        ]
+        found = sorted(report.survivors, key=lambda r: (r.module, r.number))
+        rows = [(_name(r), f"`{r.line}`", f"`{r.becomes}`", r.why) for r in found]
         head = ("where", "line", "becomes", "why it survives")
         parts.append("### Survivors\n\n" + _table(head, rows))
     return "\n\n".join(parts) + "\n"
 
 
-def _modules(results: Sequence[Result]) -> str:
-    total, killed = (
-        Counter(r.module for r in chosen) for chosen in (results, [r for r in results if r.killed_by])
-    )
+def _name(result: Result) -> str:
+    return f"`{result.module}.{result.function}`" if result.function else f"`{result.module}`"
+
+
+def _modules(report: Report) -> str:
+    total = Counter(r.module for r in report.results)
+    killed = Counter(r.module for r in report.killed)
     rows = [
-        (f"fp8/{module}.py", str(count), str(killed[module]), f"{100 * killed[module] / count:.0f} %")
-        for module, count in sorted(total.items())
+        (f"fp8/{name}.py", f"{count}", f"{killed[name]}", f"{100 * killed[name] / count:.0f} %")
+        for name, count in sorted(total.items())
     ]
     return _table(("module", "mutants", "killed", "score"), rows)
 
 
 def _killers(report: Report) -> str:
-    """Which files' tests failed first: a score says little if importing the module is what failed."""
+    """Which files had the tests that failed first."""
     files = Counter(r.killed_by.partition("::")[0] for r in report.killed)
-    rows = [(name, str(count)) for name, count in files.most_common()]
-    return _table(("killed first by", "mutants"), rows)
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
+    return _table(("killed first by", "mutants"), [(n, f"{c}") for n, c in files.most_common()])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -16,12 +16,11 @@ import warnings
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from multiprocessing.connection import Connection
     from types import CodeType, ModuleType
@@ -35,6 +34,8 @@ JUDGES = {
     "scaling": "tests/meta/test_scale_rules.py",
     "recipes": "tests/meta/test_recipe_table.py",
 }
+#: what a mutant has to get past
+TESTS = (*JUDGES.values(), "tests/numerics")
 #: the files of tests/numerics that are about a module: they run first
 ABOUT = {
     "formats": ("formats",),
@@ -54,22 +55,23 @@ class Trial:
     Attributes:
         module: The module that is replaced; "" for the library as it is.
         source: What it is replaced by.
-        seconds: How long the tests took on the library as it is, by node id.
         root: The folder of the project.
+        seconds: How long the tests took on the library as it is, by node id.
+        tests: Files or folders of tests.
     """
 
     module: str
     source: str
     root: str
     seconds: dict[str, float] = field(default_factory=dict)
+    tests: tuple[str, ...] = TESTS
 
     def arguments(self) -> list[str]:
         """pytest's command line."""
-        first = [f"tests/numerics/test_{name}.py" for name in ABOUT.get(self.module, ())]
-        words = [*JUDGES.values(), "tests/numerics", "-q", "-p", "no:cacheprovider"]
-        words += ["--fp8-profile=quick", "--assert=plain", "--tb=line", "-rN"]
-        words += [f"--rootdir={self.root}", "-c", str(Path(self.root) / "pyproject.toml")]
-        return [*first, *words, *(["-x"] if self.module else [])]
+        words = [*self.tests, "-q", "-p", "no:cacheprovider", "--fp8-profile=quick"]
+        # Modules that are imported already cannot be rewritten, and pytest would warn of each.
+        words += ["--assert=plain", "--tb=line", "-rN", *(["-x"] if self.module else [])]
+        return [*words, f"--rootdir={self.root}", "-c", str(Path(self.root) / "pyproject.toml")]
 
 
 def run(trial: Trial, connection: Connection) -> None:
@@ -112,13 +114,9 @@ class Replacing(MetaPathFinder, Loader):
         self.name = name
         self.source = source
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """This loader, for the one module."""
-        if fullname != self.name:
-            return None
-        return importlib.util.spec_from_loader(fullname, self)
+        return importlib.util.spec_from_loader(name, self) if name == self.name else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the source in the module."""

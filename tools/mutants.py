@@ -141,10 +141,9 @@ def mutate(place: Place) -> Mutant:
 
 def _change(before: list[str], after: list[str]) -> tuple[int, str, str]:
     """The number of the first line that changed, counted from 1; the lines before and after."""
-    for tag, i, i_end, j, j_end in difflib.SequenceMatcher(None, before, after, False).get_opcodes():
-        if tag != "equal":
-            return i + 1, _joined(before[i:i_end]), _joined(after[j:j_end])
-    return 0, "", ""
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    _, i, i_end, j, j_end = next(code for code in matcher.get_opcodes() if code[0] != "equal")
+    return i + 1, _joined(before[i:i_end]), _joined(after[j:j_end])
 
 
 def _joined(lines: list[str]) -> str:

@@ -76,7 +76,12 @@ def command(
     with console.status("drawing mutants"):
         drawn = mutants.draw(seed, None if everything else sample)
     with _progress(console) as progress:
-        report = execute(drawn, mutants.known(), seed, workers, progress)
+
+        def tell(result: Result) -> None:
+            if not result.killed_by:
+                console.print(f"survives: {result}", markup=False, highlight=False)
+
+        report = execute(drawn, mutants.known(), seed, workers, progress, tell)
     if markdown is not None:
         markdown.write_text(as_markdown(report), encoding="utf-8")
     if json_file is not None:
@@ -93,8 +98,9 @@ def execute(
     seed: int,
     workers: int,
     progress: Callable[[str, int, int], None],
+    tell: Callable[[Result], None],
 ) -> Report:
-    """Try the library as it is, then every mutant."""
+    """Try the library as it is, then every mutant, and tell of each as soon as it is known."""
     plain = mutant_trial.Trial("", "", str(ROOT))
     ((_, said),) = _run_all("as it is", {"": plain}, 1, PLAIN_S, progress)
     kind, *news = said[-1] if said else ("ended", "without a result")
@@ -112,6 +118,7 @@ def execute(
         mutant = drawn.mutants[number]
         results[number] = result_of(mutant, said, limit, known.get(mutant.key, ""))
         total += results[number].seconds
+        tell(results[number])
     ordered = tuple(results[number] for number in sorted(results))
     return Report(seed, ordered, dict(drawn.left_out), total)
 
