@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ class Result:
     error: str
     seconds: float
     why: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What names the mutant even when lines move."""
+        return (self.module, self.function, self.line, self.becomes)
 
     def __str__(self) -> str:
         where = f"fp8/{self.module}.py:{self.number} {self.function}".rstrip()
@@ -98,6 +103,19 @@ def as_json(report: Report) -> str:
     """Everything that was found."""
     data = asdict(report) | {"score": report.score}
     return json.dumps(data, indent=2) + "\n"
+
+
+def from_json(text: str) -> Report:
+    """The report that `as_json` wrote."""
+    data = json.loads(text)
+    results = tuple(Result(**result) for result in data["results"])
+    return Report(data["seed"], results, data["left_out"], data["seconds"])
+
+
+def merged(before: Report, after: Report) -> Report:
+    """The report of a run on `before`'s survivors alone, with what was killed before."""
+    seconds = sum(r.seconds for r in before.killed) + after.seconds
+    return replace(before, results=(*before.killed, *after.results), seconds=seconds)
 
 
 def as_markdown(report: Report) -> str:

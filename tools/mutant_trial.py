@@ -1,4 +1,4 @@
-"""One trial: the suite's quick profile in a process of its own, on a mutant of the library.
+"""One trial: the suite in a process of its own, on a mutant of the library.
 
 The process has imported torch and pytest, but nothing of this project: it imports the mutant in
 place of the module, so that every test, target and fault sees it. A process that a test starts
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 #: what the fork server imports once for all trials; what the tests use and is not under test
 PRELOAD = ("torch", "torch._dynamo", "torch.nn", "pytest", "hypothesis", "ml_dtypes", "numpy")
 
-#: the tests of the suite itself that judge what the library says about itself
+#: the tests of the suite itself that judge the library: what it says about itself and what it
+#: chooses on a GPU
 JUDGES = {
     "formats": "tests/meta/test_format_descriptions.py",
     "scaling": "tests/meta/test_scale_rules.py",
     "recipes": "tests/meta/test_recipe_table.py",
+    "matmul": "tests/meta/test_gpu_choices.py",
 }
 #: what a mutant has to get past
 TESTS = (*JUDGES.values(), "tests/numerics")
@@ -58,6 +60,7 @@ class Trial:
         root: The folder of the project.
         seconds: How long the tests took on the library as it is, by node id.
         tests: Files or folders of tests.
+        thorough: Whether it is the turn of the tests that the quick profile leaves out.
     """
 
     module: str
@@ -65,12 +68,17 @@ class Trial:
     root: str
     seconds: dict[str, float] = field(default_factory=dict)
     tests: tuple[str, ...] = TESTS
+    thorough: bool = False
 
     def arguments(self) -> list[str]:
         """pytest's command line."""
         words = [*self.tests, "-q", "-p", "no:cacheprovider", "--fp8-profile=quick"]
         # Modules that are imported already cannot be rewritten, and pytest would warn of each.
         words += ["--assert=plain", "--tb=line", "-rN", *(["-x"] if self.module else [])]
+        if self.thorough:
+            # The suite looks closer where a fault is planted. This one plants nothing: the fault is
+            # in the library already.
+            words += ["-m", "thorough", "--fp8-plant=contextlib:nullcontext"]
         return [*words, f"--rootdir={self.root}", "-c", str(Path(self.root) / "pyproject.toml")]
 
 
@@ -145,14 +153,19 @@ class Watch:
         dont_shrink()
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         """The tests about the module first; among them cheap ones and different ones."""
         from fp8.testing.trial_plugin import in_order
 
+        # Tests that start a process would compare the mutant with the library as it is there.
+        elsewhere = [item for item in items if "fp8_plant" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=elsewhere)
         about = {f"test_{name}.py" for name in ABOUT.get(self.trial.module, ())}
         about.add(Path(JUDGES.get(self.trial.module, "")).name)
-        items[:] = in_order(items, self.trial.seconds)
-        items.sort(key=lambda item: item.path.name not in about)
+        kept = in_order([item for item in items if item not in elsewhere], self.trial.seconds)
+        items[:] = sorted(kept, key=lambda item: item.path.name not in about)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a file that can't be imported."""

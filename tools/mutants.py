@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-import random
+import hashlib
 import tomllib
 import warnings
 from collections import Counter
@@ -38,13 +38,22 @@ UNSEEN = "the library's own bytecode, or only annotations, typing blocks or erro
 TWICE = "the bytecode of another mutant"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Place:
-    """One thing that an operator of Cosmic Ray can do to a module: its `occurrence`-th."""
+    """One thing that an operator of Cosmic Ray can do to a module: its `occurrence`-th.
+
+    `text` has the operator, the line and the column. The draw goes by it, so that a change of the
+    library elsewhere leaves a sample nearly as it was.
+    """
 
     module: str
     operator: str
     occurrence: int
+    text: str
+
+    def rank(self, seed: int) -> bytes:
+        """Where the draw comes to it: a number like any other."""
+        return hashlib.sha256(f"{seed} {self.module} {self.text}".encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Drawn:
 def draw(seed: int, sample: int | None, modules: tuple[str, ...] = MODULES) -> Drawn:
     """So many mutants, each as likely as any other; all of them with `sample` None."""
     places = [place for module in modules for place in places_of(module)]
-    random.Random(seed).shuffle(places)  # noqa: S311 - a sample, no secret
+    places.sort(key=lambda place: place.rank(seed))
     mutants: list[Mutant] = []
     left_out: Counter[str] = Counter()
     seen = {canonical(source_of(module)) for module in modules}
@@ -118,16 +127,22 @@ def source_of(module: str) -> str:
 
 def places_of(module: str) -> list[Place]:
     """Everything that Cosmic Ray's operators can do to a module."""
-    nodes = list(ast_nodes(get_ast(source_of(module))))
+    source = source_of(module)
+    lines = source.splitlines()
+    nodes = list(ast_nodes(get_ast(source)))
     found = []
+    seen: Counter[str] = Counter()
     for name in sorted(operator_names()):
         operator = get_operator(name)
         # Operators with arguments are for names that somebody has to choose.
         if operator.arguments() or name == "core/NoOp":
             continue
         made = operator()
-        count = sum(1 for node in nodes for _ in made.mutation_positions(node))
-        found += [Place(module, name, occurrence) for occurrence in range(count)]
+        positions = (start for node in nodes for start, _ in made.mutation_positions(node))
+        for occurrence, (number, column) in enumerate(positions):
+            text = f"{name} {column} {lines[number - 1].strip()}"
+            seen[text] += 1
+            found.append(Place(module, name, occurrence, f"{text} {seen[text]}"))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Mutation testing: does the suite's quick profile fail on small wrong versions of the library?
+"""Mutation testing: does the suite fail on small wrong versions of the library?
 
     python tools/mutate.py                      # 300 of Cosmic Ray's mutants, drawn by seed 0
     python tools/mutate.py --sample 20 --seed 3
@@ -10,6 +10,7 @@ docs/mutants.md has the last score. The extra `mutation` brings Cosmic Ray.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import click
 
 # Nothing of the library here: the process of a trial imports this file, too, before the mutant.
 import mutant_trial
-from mutant_report import Report, Result, as_json, as_markdown, summary
+from mutant_report import Report, Result, as_json, as_markdown, from_json, merged, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 #: percent of the mutants that the suite must kill
 LEAST = 90.0
-#: seconds for the library as it is, which takes 40 on one core of its own
+#: seconds for the library as it is, which takes about 40 on one core of its own
 PLAIN_S = 900.0
 #: a mutant may take so many times what the library took, and so many seconds more: what loops for
 #: ever is killed, what shares its core with other work is not
 TIMES, MORE_S = 4.0, 60.0
+_IN = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -47,6 +49,7 @@ class _UnusableError(click.ClickException):
 @click.option("--all", "everything", is_flag=True, help="Every mutant rather than a sample.")
 @click.option("--seed", default=0, show_default=True, help="Draws the sample.")
 @click.option("-n", "workers", default=1, show_default=True, help="Trials at a time.")
+@click.option("--again", type=_IN, help="Only the survivors that this JSON file of a run has.")
 @click.option("--least", default=LEAST, show_default=True, help="The score that is needed, in %.")
 @click.option("--markdown", type=_OUT, help="Write the report to this file.")
 @click.option("--json", "json_file", type=_OUT, help="Write all that was found to this file.")
@@ -57,11 +60,14 @@ def command(
     everything: bool,
     seed: int,
     workers: int,
+    again: Path | None,
     least: float,
     markdown: Path | None,
     json_file: Path | None,
 ) -> None:
-    """Run the suite's quick profile on mutants of the library, and show which survive.
+    """Run the suite on mutants of the library, and show which survive.
+
+    The quick profile runs first; what survives it meets the tests marked thorough, too.
 
     \b
     Exit status:
@@ -75,6 +81,10 @@ def command(
     console = Console()
     with console.status("drawing mutants"):
         drawn = mutants.draw(seed, None if everything else sample)
+    before = None if again is None else from_json(again.read_text(encoding="utf-8"))
+    if before is not None:
+        left = {r.key for r in before.survivors}
+        drawn = replace(drawn, mutants=tuple(m for m in drawn.mutants if m.key in left))
     with _progress(console) as progress:
 
         def tell(result: Result) -> None:
@@ -82,6 +92,8 @@ def command(
                 console.print(f"survives: {result}", markup=False, highlight=False)
 
         report = execute(drawn, mutants.known(), seed, workers, progress, tell)
+    if before is not None:
+        report = merged(before, report)
     if markdown is not None:
         markdown.write_text(as_markdown(report), encoding="utf-8")
     if json_file is not None:
@@ -100,25 +112,36 @@ def execute(
     progress: Callable[[str, int, int], None],
     tell: Callable[[Result], None],
 ) -> Report:
-    """Try the library as it is, then every mutant, and tell of each as soon as it is known."""
-    plain = mutant_trial.Trial("", "", str(ROOT))
-    ((_, said),) = _run_all("as it is", {"": plain}, 1, PLAIN_S, progress)
-    kind, *news = said[-1] if said else ("ended", "without a result")
-    if kind != "survived":
-        raise _UnusableError(f"the library as it is: {kind}: {news}")
-    seconds, took = news
-    todo = {
-        number: mutant_trial.Trial(m.place.module, m.source, str(ROOT), seconds)
-        for number, m in enumerate(drawn.mutants)
-    }
-    results = {}
-    total = took
-    limit = TIMES * took + MORE_S
-    for number, said in _run_all("mutants", todo, workers, limit, progress):
-        mutant = drawn.mutants[number]
-        results[number] = result_of(mutant, said, limit, known.get(mutant.key, ""))
-        total += results[number].seconds
-        tell(results[number])
+    """Try every mutant with the quick profile, and what survives with the thorough tests, too.
+
+    Tells of each result as soon as it is known.
+    """
+    results: dict[int, Result] = {}
+    total = 0.0
+    left = dict(enumerate(drawn.mutants))
+    for thorough in (False, True):
+        if not left:
+            break
+        stage = "thorough tests" if thorough else "quick profile"
+        plain = mutant_trial.Trial("", "", str(ROOT), thorough=thorough)
+        ((_, said),) = _run_all(f"{stage}, the library as it is", {"": plain}, 1, PLAIN_S, progress)
+        kind, *news = said[-1] if said else ("ended", "without a result")
+        if kind != "survived":
+            raise _UnusableError(f"the library as it is: {kind}: {news}")
+        order, took = news
+        todo = {
+            number: replace(plain, module=m.place.module, source=m.source, seconds=order)
+            for number, m in left.items()
+        }
+        limit = TIMES * took + MORE_S
+        total += took
+        for number, said in _run_all(f"{stage}, mutants", todo, workers, limit, progress):
+            mutant = left[number]
+            results[number] = result_of(mutant, said, limit, known.get(mutant.key, ""))
+            total += results[number].seconds
+            if thorough or results[number].killed_by:
+                tell(results[number])
+        left = {number: m for number, m in left.items() if not results[number].killed_by}
     ordered = tuple(results[number] for number in sorted(results))
     return Report(seed, ordered, dict(drawn.left_out), total)
 

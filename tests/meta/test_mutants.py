@@ -88,6 +88,14 @@ def test_a_sample_is_drawn_by_its_seed():
     assert {m.place.module for m in drawn.mutants} <= {"formats", "quantize"}
 
 
+def test_a_change_elsewhere_leaves_the_sample(monkeypatch):
+    before = {m.key for m in mutants.draw(5, 20, ("formats",)).mutants}
+    longer = mutants.source_of("formats").replace("@data", "assert 1 != 2\n\n\n@data", 1)
+    monkeypatch.setattr(mutants, "source_of", lambda _: longer)
+    after = {m.key for m in mutants.draw(5, 20, ("formats",)).mutants}
+    assert len(before & after) >= 15
+
+
 def test_all_mutants_of_a_module_are_different_programs():
     drawn = mutants.draw(0, None, ("recipes",))
     codes = [mutants.canonical(m.source) for m in drawn.mutants]
@@ -112,23 +120,22 @@ def test_a_mutant_names_its_line_and_function():
 # --- known survivors ----------------------------------------------------------------------------
 
 
-def _lines(module, function):
-    """The lines of a function without the space in them; those of the module for ""."""
-    node = ast.parse(mutants.source_of(module))
+def _text(module, function):
+    """A function, or the whole module for "", with single spaces."""
+    source = mutants.source_of(module)
+    node = ast.parse(source)
     for name in filter(None, function.split(".")):
         (node,) = [c for c in ast.walk(node) if getattr(c, "name", None) == name]
-    source = mutants.source_of(module).splitlines()
-    found = source if not function else source[_first(node) - 1 : node.end_lineno]
-    return {" ".join(line.split()) for line in found}
-
-
-def _first(node):
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    lines = source.splitlines()
+    if function:
+        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        lines = lines[first - 1 : node.end_lineno]
+    return " ".join(" ".join(lines).split())
 
 
 def test_known_survivors_are_of_lines_that_are_there():
     for module, function, line, becomes in mutants.known():
-        assert line in _lines(module, function), f"{module}.{function}: {line}"
+        assert line in _text(module, function), f"{module}.{function}: {line}"
         assert becomes != line
 
 
@@ -184,7 +191,7 @@ def test_what_a_trial_is_about_is_there():
 
 # --- the report ---------------------------------------------------------------------------------
 
-MUTANT = mutants.Mutant(mutants.Place("scaling", "core/AddNot", 2), "amax", 7, "a", "b", "")
+MUTANT = mutants.Mutant(mutants.Place("scaling", "core/AddNot", 2, ""), "amax", 7, "a", "b", "")
 
 
 @pytest.mark.parametrize(
@@ -230,3 +237,13 @@ def test_markdown_has_the_score_and_the_survivors():
     assert "| tests/x.py | 1 |" in page
     assert "| `scaling.amax` | `a` | `b1` | it \\| is equal |" in page
     assert "Left out, 3. 3: not Python." in page
+
+
+def test_survivors_are_tried_again_alone():
+    before = _report(("test_it", ""), ("", ""), ("", ""))
+    assert mutant_report.from_json(mutant_report.as_json(before)) == before
+    after = _report(("test_new", ""), ("", "equal"))
+    both = mutant_report.merged(before, after)
+    assert [r.killed_by for r in both.results] == ["test_it", "test_new", ""]
+    assert both.seconds == 1.0 + after.seconds
+    assert both.left_out == before.left_out
