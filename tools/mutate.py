@@ -87,9 +87,9 @@ def command(
         drawn = replace(drawn, mutants=tuple(m for m in drawn.mutants if m.key in left))
     with _progress(console) as progress:
 
-        def tell(result: Result) -> None:
+        def tell(stage: str, result: Result) -> None:
             if not result.killed_by:
-                console.print(f"survives: {result}", markup=False, highlight=False)
+                console.print(f"survives the {stage}: {result}", markup=False, highlight=False)
 
         report = execute(drawn, mutants.known(), seed, workers, progress, tell)
     if before is not None:
@@ -110,11 +110,11 @@ def execute(
     seed: int,
     workers: int,
     progress: Callable[[str, int, int], None],
-    tell: Callable[[Result], None],
+    tell: Callable[[str, Result], None],
 ) -> Report:
     """Try every mutant with the quick profile, and what survives with the thorough tests, too.
 
-    Tells of each result as soon as it is known.
+    Tells of each result, with the stage, as soon as it is known.
     """
     results: dict[int, Result] = {}
     total = 0.0
@@ -139,8 +139,7 @@ def execute(
             mutant = left[number]
             results[number] = result_of(mutant, said, limit, known.get(mutant.key, ""))
             total += results[number].seconds
-            if thorough or results[number].killed_by:
-                tell(results[number])
+            tell(stage, results[number])
         left = {number: m for number, m in left.items() if not results[number].killed_by}
     ordered = tuple(results[number] for number in sorted(results))
     return Report(seed, ordered, dict(drawn.left_out), total)
