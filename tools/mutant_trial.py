@@ -34,7 +34,7 @@ JUDGES = {
     "formats": "tests/meta/test_format_descriptions.py",
     "scaling": "tests/meta/test_scale_rules.py",
     "recipes": "tests/meta/test_recipe_table.py",
-    "matmul": "tests/meta/test_gpu_choices.py",
+    "matmul": "tests/meta/test_device_choices.py",
 }
 #: what a mutant has to get past
 TESTS = (*JUDGES.values(), "tests/numerics")

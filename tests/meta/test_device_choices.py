@@ -1,12 +1,14 @@
-"""What the library chooses on a GPU and asks of torch there, seen on a machine that has none.
+"""What the library chooses for a device and asks of torch there, seen without the device.
 
-The numerics suite sees wrong choices where the device is; these tests see them everywhere. What the
-GPU wants is written again from its sources, and not taken from the library.
+The numerics suite sees a wrong choice where the device is, unless the choice is to do without what
+the device can: then a test is skipped. What devices want is written again here from its sources,
+and not taken from the library.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
@@ -21,8 +23,8 @@ from fp8.scaling import BLOCK_1X128, BLOCK_128X128, COLUMNWISE, ROWWISE, TENSORW
 from fp8.targets import reference
 from fp8.testing.worlds import in_world
 
-#: "other" is a device for which the library knows nothing special
-CPU, CUDA, OTHER = (torch.device(name) for name in ("cpu", "cuda", "xpu"))
+#: XPU is a device of which the library knows nothing special
+CPU, CUDA, XPU = (torch.device(name) for name in ("cpu", "cuda", "xpu"))
 FLAT = (TENSORWISE, ROWWISE)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -51,7 +53,7 @@ def test_float8_hardware_begins_with_8_9(monkeypatch, capability, backend):
     assert conversion.default_backend(CUDA) == backend
 
 
-@pytest.mark.parametrize("device", [CPU, OTHER, torch.device("meta")], ids=str)
+@pytest.mark.parametrize("device", [CPU, XPU, torch.device("meta")], ids=str)
 def test_other_devices_emulate(monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert conversion.default_backend(device) == "emulated"
@@ -60,7 +62,7 @@ def test_other_devices_emulate(monkeypatch, device):
 # --- what a backend multiplies ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", [CPU, CUDA, OTHER], ids=str)
+@pytest.mark.parametrize("device", [CPU, CUDA, XPU], ids=str)
 def test_the_emulated_product_takes_all_granularities(device):
     for a in (TENSORWISE, ROWWISE, COLUMNWISE, BLOCK_1X128, BLOCK_128X128):
         for b in (TENSORWISE, BLOCK_128X128):
@@ -74,8 +76,14 @@ def test_the_emulated_product_takes_all_granularities(device):
                 assert matmul.supports(*operands, backend="emulated", device=device) == able
 
 
+def test_a_backend_may_be_read_from_a_file():
+    """An equal string is as good as the same one."""
+    how = {"backend": json.loads('"emulated"'), "device": CPU}
+    assert matmul.supports(operand(BLOCK_1X128), operand(BLOCK_1X128), **how)
+
+
 @pytest.mark.parametrize("rowwise", [True, False], ids=["able", "unable"])
-@pytest.mark.parametrize("device", [CPU, CUDA, OTHER], ids=str)
+@pytest.mark.parametrize("device", [CPU, CUDA, XPU], ids=str)
 @pytest.mark.parametrize("a", FLAT, ids=lambda g: g.name)
 @pytest.mark.parametrize("b", FLAT, ids=lambda g: g.name)
 def test_torch_multiplies_one_scale_a_tensor_or_row(monkeypatch, rowwise, device, a, b):
@@ -91,7 +99,7 @@ def test_torch_multiplies_one_scale_a_tensor_or_row(monkeypatch, rowwise, device
     assert not matmul.supports(*both, backend="torch", device=device)
 
 
-@pytest.mark.parametrize("device", [CPU, CUDA, OTHER], ids=str)
+@pytest.mark.parametrize("device", [CPU, CUDA, XPU], ids=str)
 def test_torch_multiplies_blocks_on_cuda_alone(device):
     """cuBLASLt: float8_e4m3fn, one of the operands 1x128 (documentation of cublasLtMatmul)."""
     blocks = (BLOCK_1X128, BLOCK_128X128)
@@ -112,6 +120,48 @@ def test_a_torch_without_blockwise_products(monkeypatch):
     monkeypatch.delattr(torch.nn.functional, "scaled_mm", raising=False)
     how = operand(BLOCK_1X128), operand(BLOCK_128X128)
     assert not matmul.supports(*how, backend="torch", device=CUDA)
+
+
+def scaled(a, b, *, scale_a, scale_b, out_dtype):
+    """What `torch._scaled_mm` is to do, in float64."""
+    wide = (a.double() * scale_a.double()) @ (b.double() * scale_b.double())
+    return wide.to(out_dtype)
+
+
+def with_first_scale(a, b, *, scale_a, scale_b, out_dtype):
+    """What it does with a scale a row in some of torch 2.11's builds."""
+    return scaled(a, b, scale_a=scale_a[:1], scale_b=scale_b[:, :1], out_dtype=out_dtype)
+
+
+def with_scales_in_reverse(a, b, *, scale_a, scale_b, out_dtype):
+    return scaled(a, b, scale_a=scale_a.flip(0), scale_b=scale_b.flip(1), out_dtype=out_dtype)
+
+
+def refusing(a, b, **how):
+    raise RuntimeError("Only Tensor-wise scaling is supported")
+
+
+@pytest.mark.parametrize(
+    ("product", "able"),
+    [(scaled, True), (with_first_scale, False), (with_scales_in_reverse, False), (refusing, False)],
+)
+def test_rowwise_on_a_cpu_is_tried(monkeypatch, product, able):
+    """The trial passes exactly the products that are right."""
+    monkeypatch.setattr(torch, "_scaled_mm", product)
+    assert matmul.cpu_multiplies_rowwise.__wrapped__() == able
+
+
+def test_rowwise_on_this_cpu():
+    """The library does without this torch's rowwise product only if it is refused or wrong."""
+    codes = (torch.arange(32 * 48).reshape(32, 48) % 7 - 3.0).to(E4M3FN.dtype)
+    scale = 2.0 ** (torch.arange(32.0) % 5 - 2).unsqueeze(1)
+    operands = (codes, codes.t())
+    how = {"scale_a": scale, "scale_b": scale.t(), "out_dtype": torch.float32}
+    try:
+        right = torch.equal(torch._scaled_mm(*operands, **how), scaled(*operands, **how))
+    except (RuntimeError, ValueError):
+        right = False
+    assert matmul.cpu_multiplies_rowwise() == right
 
 
 # --- what torch is asked for --------------------------------------------------------------------
@@ -233,6 +283,19 @@ def test_torch_gets_the_shapes_that_it_wants(pair, shape):
         wide = pair != (TENSORWISE, TENSORWISE)
         assert call.scale_a.shape == (rows if wide else 1, 1)
         assert call.scale_b.shape == (1, columns if wide else 1)
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2], ids=["M", "K", "N"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_nothing_is_asked_of_torch_for_an_empty_product(empty, bias):
+    """Some of its kernels refuse it."""
+    M, K, N = (0 if axis == empty else 16 for axis in range(3))
+    with in_world("real", reference.torch_backend(CPU)) as here, asking() as calls:
+        offset = here.ones(N) if bias else None
+        a, b = here.operand(M, K), here.operand(N, K)
+        out = matmul.torch_product(a, b, offset, torch.float32, fast=False)
+    assert calls == []
+    assert torch.equal(out, torch.full((M, N), float(bias)))
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 4, 5])
