@@ -33,6 +33,7 @@ PRELOAD = ("torch", "torch._dynamo", "torch.nn", "pytest", "hypothesis", "ml_dty
 JUDGES = {
     "formats": "tests/meta/test_format_descriptions.py",
     "scaling": "tests/meta/test_scale_rules.py",
+    "quantize": "tests/meta/test_copies.py",
     "recipes": "tests/meta/test_recipe_table.py",
     "matmul": "tests/meta/test_device_choices.py",
 }
