@@ -204,8 +204,12 @@ def asked(device, granularities, out_dtype, bias, *, fast=False, shape=(5, 33, 7
     world, target = "real" if device == CPU else "fake CUDA", reference.torch_backend(CPU)
     with in_world(world, target) as here, asking() as calls:
         a, b = (
-            here.operand(rows, K, granularity=granularity.name)
-            for rows, granularity in zip((M, N), granularities, strict=True)
+            # An equal description is as good as the same one.
+            q._replace(operand=copy.deepcopy(q.operand))
+            for q in (
+                here.operand(rows, K, granularity=granularity.name)
+                for rows, granularity in zip((M, N), granularities, strict=True)
+            )
         )
         offset = torch.zeros(N, dtype=out_dtype, device=here.device) if bias else None
         out = matmul.torch_product(a, b, offset, out_dtype, fast=fast)
