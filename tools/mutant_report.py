@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Result:
 
     Attributes:
         module: The module.
-        function: The qualified name of the function or class; "" for the module itself.
+        name: The qualified name of the function, class or constant, or "".
         number: The number of the line.
         line: The line as it is in the library.
         becomes: The line as it is in the mutant.
@@ -29,7 +29,7 @@ class Result:
     """
 
     module: str
-    function: str
+    name: str
     number: int
     line: str
     becomes: str
@@ -37,15 +37,15 @@ class Result:
     killed_by: str
     error: str
     seconds: float
-    why: str
+    why: str = ""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
         """What names the mutant even when lines move."""
-        return (self.module, self.function, self.line, self.becomes)
+        return (self.module, self.name, self.line, self.becomes)
 
     def __str__(self) -> str:
-        where = f"fp8/{self.module}.py:{self.number} {self.function}".rstrip()
+        where = f"fp8/{self.module}.py:{self.number} {self.name}".rstrip()
         return f"{where}: {self.line}  ->  {self.becomes}"
 
 
@@ -87,6 +87,12 @@ class Report:
         if self.score < least:
             found.append(f"the score is {self.score:.1f} %, needs {least:g} %")
         return found
+
+
+def explained(report: Report, known: Mapping[tuple[str, str, str, str], str]) -> Report:
+    """The report with why each mutant of `known` survives, or should."""
+    results = (replace(r, why=known.get(r.key, "")) for r in report.results)
+    return replace(report, results=tuple(results))
 
 
 def summary(report: Report) -> str:
@@ -133,7 +139,7 @@ def as_markdown(report: Report) -> str:
 
 
 def _name(result: Result) -> str:
-    return f"`{result.module}.{result.function}`" if result.function else f"`{result.module}`"
+    return f"`{result.module}.{result.name}`" if result.name else f"`{result.module}`"
 
 
 def _modules(report: Report) -> str:

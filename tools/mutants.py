@@ -62,7 +62,7 @@ class Mutant:
 
     Attributes:
         place: Where it comes from.
-        function: The qualified name of the function or class around the change; "" for the module.
+        name: The qualified name of the function, class or constant around the change, or "".
         number: The number of the changed line.
         line: The line as it was, without the space around it.
         becomes: The line as it is now.
@@ -70,7 +70,7 @@ class Mutant:
     """
 
     place: Place
-    function: str
+    name: str
     number: int
     line: str
     becomes: str
@@ -79,10 +79,10 @@ class Mutant:
     @property
     def key(self) -> tuple[str, str, str, str]:
         """What names this mutant even when lines move."""
-        return (self.place.module, self.function, self.line, self.becomes)
+        return (self.place.module, self.name, self.line, self.becomes)
 
     def __str__(self) -> str:
-        where = f"fp8/{self.place.module}.py:{self.number} {self.function}".rstrip()
+        where = f"fp8/{self.place.module}.py:{self.number} {self.name}".rstrip()
         return f"{where}: {self.line}  ->  {self.becomes}"
 
 
@@ -151,7 +151,7 @@ def mutate(place: Place) -> Mutant:
     before = source_of(place.module)
     after = mutate_code(before, get_operator(place.operator)(), place.occurrence)
     number, line, becomes = _change(before.splitlines(), after.splitlines())
-    return Mutant(place, _function_at(before, number), number, line, becomes, after)
+    return Mutant(place, _name_at(before, number), number, line, becomes, after)
 
 
 def _change(before: list[str], after: list[str]) -> tuple[int, str, str]:
@@ -165,18 +165,35 @@ def _joined(lines: list[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def _function_at(source: str, number: int) -> str:
-    """The qualified name of the innermost definition that has this line."""
+def _name_at(source: str, number: int) -> str:
+    """The qualified name of the innermost definition that has this line; "" for none."""
+    having = [d for d in definitions(source) if d.first <= number <= d.last]
+    return max(having, key=lambda d: d.first).name if having else ""
 
-    def names(node: ast.AST) -> Iterator[str]:
+
+@dataclass(frozen=True)
+class Definition:
+    """A function, a class or a constant of the module: its qualified name, first and last line."""
+
+    name: str
+    first: int
+    last: int
+
+
+def definitions(source: str) -> list[Definition]:
+    """What a module defines, also inside of functions and classes."""
+
+    def inside(node: ast.AST, prefix: str) -> Iterator[Definition]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
                 first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
-                if first <= number <= (child.end_lineno or first):
-                    yield child.name
-                    yield from names(child)
+                yield Definition(prefix + child.name, first, child.end_lineno or first)
+                yield from inside(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.Assign | ast.AnnAssign) and not prefix:
+                target = child.target if isinstance(child, ast.AnnAssign) else child.targets[0]
+                yield Definition(ast.unparse(target), child.lineno, child.end_lineno or 0)
 
-    return ".".join(names(ast.parse(source)))
+    return list(inside(ast.parse(source), ""))
 
 
 # --- the same program or another ----------------------------------------------------------------
@@ -231,7 +248,7 @@ def known(path: Path = KNOWN) -> dict[tuple[str, str, str, str], str]:
     """Why each known survivor survives, by the mutant's key."""
     entries = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
     return {
-        (entry["module"], entry["function"], entry["line"], becomes): entry["why"]
+        (entry["module"], entry["name"], entry["line"], becomes): entry["why"]
         for entry in entries
         for becomes in entry["becomes"]
     }

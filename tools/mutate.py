@@ -18,7 +18,16 @@ import click
 
 # Nothing of the library here: the process of a trial imports this file, too, before the mutant.
 import mutant_trial
-from mutant_report import Report, Result, as_json, as_markdown, from_json, merged, summary
+from mutant_report import (
+    Report,
+    Result,
+    as_json,
+    as_markdown,
+    explained,
+    from_json,
+    merged,
+    summary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,17 +92,17 @@ def command(
         drawn = mutants.draw(seed, None if everything else sample)
     before = None if again is None else from_json(again.read_text(encoding="utf-8"))
     if before is not None:
-        left = {r.key for r in before.survivors}
-        drawn = replace(drawn, mutants=tuple(m for m in drawn.mutants if m.key in left))
+        left = {(r.key, r.number) for r in before.survivors}
+        tried = tuple(m for m in drawn.mutants if (m.key, m.number) in left)
+        drawn = replace(drawn, mutants=tried)
     with _progress(console) as progress:
 
         def tell(stage: str, result: Result) -> None:
             if not result.killed_by:
                 console.print(f"survives the {stage}: {result}", markup=False, highlight=False)
 
-        report = execute(drawn, mutants.known(), seed, workers, progress, tell)
-    if before is not None:
-        report = merged(before, report)
+        report = execute(drawn, seed, workers, progress, tell)
+    report = explained(report if before is None else merged(before, report), mutants.known())
     if markdown is not None:
         markdown.write_text(as_markdown(report), encoding="utf-8")
     if json_file is not None:
@@ -106,7 +115,6 @@ def command(
 
 def execute(
     drawn: Drawn,
-    known: dict[tuple[str, str, str, str], str],
     seed: int,
     workers: int,
     progress: Callable[[str, int, int], None],
@@ -136,8 +144,7 @@ def execute(
         limit = TIMES * took + MORE_S
         total += took
         for number, said in _run_all(f"{stage}, mutants", todo, workers, limit, progress):
-            mutant = left[number]
-            results[number] = result_of(mutant, said, limit, known.get(mutant.key, ""))
+            results[number] = result_of(left[number], said, limit)
             total += results[number].seconds
             tell(stage, results[number])
         left = {number: m for number, m in left.items() if not results[number].killed_by}
@@ -145,7 +152,7 @@ def execute(
     return Report(seed, ordered, dict(drawn.left_out), total)
 
 
-def result_of(mutant: Mutant, said: list[Any], limit: float, why: str) -> Result:
+def result_of(mutant: Mutant, said: list[Any], limit: float) -> Result:
     """What a trial's only message says; a mutant that says nothing is killed, too."""
     kind, *news = said[-1] if said else ("ended",)
     if kind == "survived":
@@ -159,7 +166,7 @@ def result_of(mutant: Mutant, said: list[Any], limit: float, why: str) -> Result
     place = mutant.place
     return Result(
         place.module,
-        mutant.function,
+        mutant.name,
         mutant.number,
         mutant.line,
         mutant.becomes,
@@ -167,7 +174,6 @@ def result_of(mutant: Mutant, said: list[Any], limit: float, why: str) -> Result
         killed_by,
         error,
         seconds,
-        why,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 import tomllib
@@ -105,13 +104,22 @@ def test_all_mutants_of_a_module_are_different_programs():
     assert drawn.left_out[mutants.UNSEEN]  # Operand | None
 
 
+def test_definitions_have_qualified_names():
+    found = mutants.definitions(PROGRAM + "LIMIT: int = 3\n")
+    assert [(d.name, d.first, d.last) for d in found] == [
+        ("A", 6, 12),
+        ("A.f", 9, 12),
+        ("LIMIT", 13, 13),
+    ]
+
+
 def test_a_mutant_names_its_line_and_function():
     (mutant,) = [
         m
         for m in mutants.draw(0, None, ("recipes",)).mutants
         if m.place.operator == "core/ReplaceComparisonOperator_NotEq_Eq"
     ]
-    assert mutant.function == "Product.__post_init__"
+    assert mutant.name == "Product.__post_init__"
     assert mutant.line == "if (self.a is None) != (self.b is None):"
     assert mutant.becomes == "if (self.a is None) == (self.b is None):"
     assert mutants.source_of("recipes").splitlines()[mutant.number - 1].strip() == mutant.line
@@ -120,22 +128,12 @@ def test_a_mutant_names_its_line_and_function():
 # --- known survivors ----------------------------------------------------------------------------
 
 
-def _text(module, function):
-    """A function, or the whole module for "", with single spaces."""
-    source = mutants.source_of(module)
-    node = ast.parse(source)
-    for name in filter(None, function.split(".")):
-        (node,) = [c for c in ast.walk(node) if getattr(c, "name", None) == name]
-    lines = source.splitlines()
-    if function:
-        first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-        lines = lines[first - 1 : node.end_lineno]
-    return " ".join(" ".join(lines).split())
-
-
 def test_known_survivors_are_of_lines_that_are_there():
-    for module, function, line, becomes in mutants.known():
-        assert line in _text(module, function), f"{module}.{function}: {line}"
+    for module, name, line, becomes in mutants.known():
+        source = mutants.source_of(module)
+        (found,) = [d for d in mutants.definitions(source) if d.name == name]
+        text = " ".join(source.splitlines()[found.first - 1 : found.last])
+        assert line in " ".join(text.split()), f"{module}.{name}: {line}"
         assert becomes != line
 
 
@@ -205,9 +203,12 @@ MUTANT = mutants.Mutant(mutants.Place("scaling", "core/AddNot", 2, ""), "amax", 
     ids=["survived", "killed", "late", "dead"],
 )
 def test_results_of_trials(said, killed_by, seconds):
-    result = mutate.result_of(MUTANT, said, 99.0, "why")
-    assert (result.killed_by, result.seconds, result.why) == (killed_by, seconds, "why")
+    result = mutate.result_of(MUTANT, said, 99.0)
+    assert (result.killed_by, result.seconds) == (killed_by, seconds)
     assert str(result) == "fp8/scaling.py:7 amax: a  ->  b"
+
+
+B0 = ("scaling", "amax", "a", "b0")
 
 
 def _report(*results):
@@ -228,6 +229,11 @@ def test_survivors_must_be_explained_and_the_explained_must_survive():
         "survives: fp8/scaling.py:7 amax: a  ->  b1",
         "is said to survive, equal: fp8/scaling.py:7 amax: a  ->  b0",
     ]
+
+
+def test_explanations_are_found_by_key():
+    report = mutant_report.explained(_report(("", ""), ("", "old")), {MUTANT.key: "no", B0: "why"})
+    assert [r.why for r in report.results] == ["why", ""]
 
 
 def test_markdown_has_the_score_and_the_survivors():
