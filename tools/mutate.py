@@ -94,6 +94,8 @@ def command(
     if before is not None:
         left = {(r.key, r.number) for r in before.survivors}
         tried = tuple(m for m in drawn.mutants if (m.key, m.number) in left)
+        if len(tried) < len(left):
+            raise _UnusableError(f"{again}: not of this library, or of another sample")
         drawn = replace(drawn, mutants=tried)
     with _progress(console) as progress:
 
