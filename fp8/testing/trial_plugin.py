@@ -132,13 +132,9 @@ class Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Draw examples as the profile says, but don't shrink a failing one: it only takes time."""
+        """Draw examples as the profile says."""
         del config
-        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
-        hypothesis.settings.register_profile(
-            "fp8-trial", hypothesis.settings.default, phases=phases, report_multiple_bugs=False
-        )
-        hypothesis.settings.load_profile("fp8-trial")
+        dont_shrink()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -155,7 +151,7 @@ class Watch:
             asked = declared_laws(item) & self.wanted and item.nodeid not in self.trial.past
             (kept if asked else dropped).append(item)
         config.hook.pytest_deselected(items=dropped)
-        items[:] = _in_order(kept, self.trial.order)
+        items[:] = in_order(kept, self.trial.order)
         self.began = time.perf_counter()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -238,7 +234,16 @@ def _laws_of(report: pytest.TestReport) -> set[str]:
     return {law for name, value in report.user_properties if name == "fp8-laws" for law in value}  # type: ignore[attr-defined]
 
 
-def _in_order(items: list[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
+def dont_shrink() -> None:
+    """Let Hypothesis draw as its profile says, but not shrink what fails: it only takes time."""
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile(
+        "fp8-trial", hypothesis.settings.default, phases=phases, report_multiple_bugs=False
+    )
+    hypothesis.settings.load_profile("fp8-trial")
+
+
+def in_order(items: list[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
     """A few variants of every test, then a few more of each; among them the quick ones first.
 
     A fault of one recipe, format or dtype shows in one variant, one of them all in the first. The
