@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: where dynamo reports graph breaks (torch 2.11 to 2.14)
 _BREAKS = "torch._dynamo.symbolic_convert.__graph_breaks"
+#: what it says of a break that it has reported before
+_AGAIN = "duplicate graph break"
 #: how many lines of a reason, and how many frames of user code, are worth showing
 _REASON_LINES = 4
 _FRAMES = 3
@@ -40,7 +42,8 @@ class Compilations:
         """Each graph break: where, why, and the user code that led there."""
         counted = utils.counters["graph_break"]
         if sum(counted.values()) <= len(self._reported):
-            return [_brief(text) for text in self._reported]
+            # A break in a callee is met again by each of its callers.
+            return [_brief(text) for text in self._reported if _AGAIN not in text]
         # It counted more than it reported: the reasons at least, without the place.
         return [_brief(reason) for reason in counted]
 

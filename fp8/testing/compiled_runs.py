@@ -63,7 +63,8 @@ def in_graphs(
                 "P10", "compiles", partial(_passing_breaks, run, compiling(backend, **options))
             )
         except _BrokenError as broken:
-            breaks = _breaks(run, backend, options) or [str(broken.__cause__)]
+            ran, found = judge.attempt("P10", "compiles", partial(_breaks, run, backend, options))
+            breaks: list[str] = (found if ran else []) or [str(broken.__cause__)]
             judge.true("P10", "no graph break", False, _listed("graph breaks", breaks))
             return None
         if not ran:

@@ -139,13 +139,11 @@ def _is_passing(node: Node, least: int) -> bool:
         return True
     for user in users:
         made = _value(user)
-        if user.op == "output" or not isinstance(made, torch.Tensor):
+        if user.op == "output" or _is_product(user) or not isinstance(made, torch.Tensor):
             return False
         if made.dtype in FLOAT8 or made.numel() < least:
             continue
-        if made.dtype != _value(node).dtype or _is_product(user):
-            return False
-        if not _is_passing(user, least):
+        if made.dtype != _value(node).dtype or not _is_passing(user, least):
             return False
     return True
 
