@@ -280,13 +280,14 @@ def torch_product(
     a, b, padded_bias = pad_operands(a, b, bias, row_alignment=1 if flat else _SCALE_ALIGNMENT)
     # The epilogue adds a bias only to a bfloat16 or float16 output; otherwise it is added in
     # float32, which is the accumulator's own precision, before the one rounding to out_dtype.
-    fused = _fuses_bias(a, out_dtype, flat)
+    writes = _writes(a, b, out_dtype)
+    fused = flat and writes and out_dtype != torch.float32
     product = _flat_product if flat else _blockwise_product
     out = product(
         a,
         b,
         padded_bias if fused else None,
-        out_dtype if fused or (bias is None and _writes(a, out_dtype, flat)) else torch.float32,
+        out_dtype if fused or (bias is None and writes) else torch.float32,
         fast,
     )[:rows, :columns]
     if bias is not None and not fused:
@@ -295,14 +296,11 @@ def torch_product(
     return out.to(out_dtype).contiguous()
 
 
-def _writes(a: Quantized, out_dtype: torch.dtype, flat: bool) -> bool:
-    # CUDA's rowwise and blockwise kernels write bfloat16 and float32 (pytorch#156771).
-    scalar = flat and a.operand.granularity == TENSORWISE
+def _writes(a: Quantized, b: Quantized, out_dtype: torch.dtype) -> bool:
+    # CUDA's rowwise and blockwise kernels write bfloat16 and float32 (pytorch#156771); a tensorwise
+    # operand beside a rowwise one is multiplied by the rowwise kernel.
+    scalar = a.operand.granularity == b.operand.granularity == TENSORWISE
     return out_dtype != torch.float16 or scalar or a.codes.device.type == "cpu"
-
-
-def _fuses_bias(a: Quantized, out_dtype: torch.dtype, flat: bool) -> bool:
-    return flat and out_dtype != torch.float32 and _writes(a, out_dtype, flat)
 
 
 def pad_operands(

@@ -150,8 +150,8 @@ def amax(x: Tensor, granularity: Granularity) -> Tensor:
     if x.numel() == 0:
         return torch.zeros(shape, dtype=torch.float32, device=x.device)
     if set(granularity.block) <= {1, None}:
-        # Whole axes are reduced as they are, which compiles to kernels six times as fast as the
-        # reshaped ones below (one H200, torch 2.11, 8192 x 16384).
+        # Whole axes are reduced as they are: inductor makes poor kernels of the reshaped reduction
+        # below, with which a compiled step of docs/perf.md's `deep_nobias_warm` took 41 ms, not 25.
         whole = [axis for axis, block in enumerate(granularity.block) if block is None]
         return x.abs().amax(dim=whole, keepdim=True).to(torch.float32)
     block_rows, block_columns = granularity.block

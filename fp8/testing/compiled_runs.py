@@ -70,7 +70,8 @@ def in_graphs(
             return None
         judge.true("P10", "no graph break", not seen.breaks, _listed("graph breaks", seen.breaks))
         count_graphs(judge, seen, graphs, reason)
-    return result
+    found: Result = result
+    return found
 
 
 def count_graphs(judge: Judge, seen: Compilations, graphs: int, reason: str) -> None:

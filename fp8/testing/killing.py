@@ -164,11 +164,15 @@ class _Known:
     seconds: dict[str, float] = field(default_factory=dict)
     reached: dict[str, list[str]] = field(default_factory=dict)
 
-    def reaching(self, step: str) -> frozenset[str] | None:
-        """The tests that reach a step: no other can show what is planted there."""
-        if not self.reached or step in _TABLES:
-            return None
-        return frozenset(test for test, steps in self.reached.items() if step in steps)
+    def past(self, step: str) -> frozenset[str]:
+        """The tests that ran without reaching a step: they can't show what is planted there.
+
+        Tests that did not run on the reference as it is, such as `thorough` ones, are not among
+        them.
+        """
+        if step in _TABLES:
+            return frozenset()
+        return frozenset(test for test, steps in self.reached.items() if step not in steps)
 
 
 #: steps that are no functions: whether a test looks at them is not seen
@@ -346,7 +350,7 @@ def _trial(
         seed,
         known.seconds,
         all_laws,
-        only=None if plant is None else known.reaching(find(plant).step),
+        past=frozenset() if plant is None else known.past(find(plant).step),
     )
 
 

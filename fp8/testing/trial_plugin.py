@@ -36,7 +36,7 @@ class Trial:
         order: Seconds that tests took before, by node id: cheap ones run first.
         all_laws: Whether to go on until every law has spoken, rather than the first.
         note_steps: Whether to note which steps each test reaches.
-        only: The node ids of the tests to run; None runs all of them.
+        past: The node ids of tests that can't show it: they are left out.
     """
 
     plant: str | None
@@ -48,7 +48,7 @@ class Trial:
     order: dict[str, float] = field(default_factory=dict)
     all_laws: bool = False
     note_steps: bool = False
-    only: frozenset[str] | None = None
+    past: frozenset[str] = frozenset()
 
     def arguments(self) -> list[str]:
         """pytest's command line."""
@@ -132,13 +132,9 @@ class Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Draw examples as the profile says, but don't shrink a failing one: it only takes time."""
+        """Draw examples as the profile says."""
         del config
-        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
-        hypothesis.settings.register_profile(
-            "fp8-trial", hypothesis.settings.default, phases=phases, report_multiple_bugs=False
-        )
-        hypothesis.settings.load_profile("fp8-trial")
+        dont_shrink()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
@@ -151,12 +147,11 @@ class Watch:
         self.send(("laws", sorted(declared)))
         kept: list[pytest.Item] = []
         dropped: list[pytest.Item] = []
-        only = self.trial.only
         for item in items:
-            asked = declared_laws(item) & self.wanted and (only is None or item.nodeid in only)
+            asked = declared_laws(item) & self.wanted and item.nodeid not in self.trial.past
             (kept if asked else dropped).append(item)
         config.hook.pytest_deselected(items=dropped)
-        items[:] = _in_order(kept, self.trial.order)
+        items[:] = in_order(kept, self.trial.order)
         self.began = time.perf_counter()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -239,7 +234,16 @@ def _laws_of(report: pytest.TestReport) -> set[str]:
     return {law for name, value in report.user_properties if name == "fp8-laws" for law in value}  # type: ignore[attr-defined]
 
 
-def _in_order(items: list[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
+def dont_shrink() -> None:
+    """Let Hypothesis draw as its profile says, but not shrink what fails: it only takes time."""
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile(
+        "fp8-trial", hypothesis.settings.default, phases=phases, report_multiple_bugs=False
+    )
+    hypothesis.settings.load_profile("fp8-trial")
+
+
+def in_order(items: list[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
     """A few variants of every test, then a few more of each; among them the quick ones first.
 
     A fault of one recipe, format or dtype shows in one variant, one of them all in the first. The

@@ -39,7 +39,7 @@ from fp8.testing.faults import STEPS, replaced
 from fp8.testing.trial_plugin import Kill, Outcome, Trial, Watch, noted_step, noting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import ForkServerContext
 
@@ -49,6 +49,8 @@ __all__ = ["Kill", "Outcome", "Progress", "Running", "Trial", "outcome", "run", 
 Progress = Callable[[str, int, int], None]
 
 
+#: what the fork server imports for trials of faults
+PRELOAD = ("fp8.testing.trials",)
 #: pytest's exit statuses after which a trial has run: all passed, some failed, none selected
 _RAN = (0, 1, 5)
 
@@ -87,8 +89,14 @@ def _redirect(descriptor: int) -> None:
 class Running:
     """A process that runs `function(argument, connection)`, and what it has said so far."""
 
-    def __init__(self, function: Callable[..., None], argument: object, timeout: float) -> None:
-        context = _fork_server()
+    def __init__(
+        self,
+        function: Callable[..., None],
+        argument: object,
+        timeout: float,
+        preload: Sequence[str] = PRELOAD,
+    ) -> None:
+        context = _fork_server(preload)
         self.reader, writer = context.Pipe(duplex=False)
         self.process = context.Process(target=function, args=(argument, writer), daemon=False)
         self.process.start()
@@ -116,10 +124,10 @@ class Running:
         self.reader.close()
 
 
-def _fork_server() -> ForkServerContext:
-    """The context whose processes have imported this module already."""
+def _fork_server(preload: Sequence[str]) -> ForkServerContext:
+    """The context whose processes have imported these modules already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fp8.testing.trials"])
+    context.set_forkserver_preload(list(preload))
     return context
 
 
@@ -157,8 +165,12 @@ def run_all(
     workers: int,
     timeout: float,
     progress: Progress,
+    preload: Sequence[str] = PRELOAD,
 ) -> Iterator[tuple[str, list[Any]]]:
-    """Each job in a process of its own, `workers` at a time; what each said, when it has ended."""
+    """Each job in a process of its own, `workers` at a time; what each said, when it has ended.
+
+    The first call decides what the processes of this one have imported.
+    """
     waiting = list(todo.items())
     running: dict[str, Running] = {}
     done = 0
@@ -166,7 +178,7 @@ def run_all(
     while waiting or running:
         while waiting and len(running) < workers:
             key, argument = waiting.pop(0)
-            running[key] = Running(function, argument, timeout)
+            running[key] = Running(function, argument, timeout, preload)
         wait([job.reader for job in running.values()], timeout=1.0)
         for key in [key for key, job in running.items() if not job.receive()]:
             done += 1

@@ -243,13 +243,35 @@ def test_tokens(convert, judge):
 @pytest.mark.law("P13")
 def test_tokens_at_which_nothing_pays(convert, judge):
     """Too few tokens for every layer, or a number that is none: an error, nothing converted."""
-    for tokens in (1024, 0, -1):
+    for tokens, said in (
+        (1024, "no layer pays"),
+        (0, "needs at least 1"),
+        (-1, "needs at least 1"),
+    ):
         judge.example(tokens=tokens)
         model = large_model()
+        words = ("tokens", str(tokens), said)
         judge.raises(
-            "P13", "tokens", lambda m=model, t=tokens: convert(m, tokens=t), ValueError, ("tokens",)
+            "P13", "tokens", lambda m=model, t=tokens: convert(m, tokens=t), ValueError, words
         )
         judge.equal("P13", "converted nevertheless", float8_layers(model), set())
+
+
+@pytest.mark.law("P13")
+def test_nothing_left_in_a_deep_model(convert, judge):
+    """Hundreds of layers of which none is left are an error like one of which none is left."""
+    judge.example(layers=300)
+    with torch.device("meta"):
+        deep = nn.Sequential(*(nn.Linear(4, 4) for _ in range(300)))
+    words = ("filter_fn", "300")
+    judge.raises("P13", "filter", lambda: convert(deep, filter_fn=_none), ValueError, words)
+    words = ("tokens", "no layer pays")
+    judge.raises("P13", "tokens", lambda: convert(deep, tokens=1), ValueError, words)
+    judge.equal("P13", "converted nevertheless", float8_layers(deep), set())
+
+
+def _none(layer: nn.Linear, name: str) -> bool:
+    return False
 
 
 # --- refusals -----------------------------------------------------------------------------------

@@ -271,14 +271,12 @@ def bias_gradient_in_float64(total: Callable[[Tensor], Tensor]) -> Callable[[Ten
 
 
 @benign("B19", step="fp8.linear.high_precision_product")
-def high_precision_in_float32(product: Product) -> Product:
-    """A product in high precision multiplies in float32 and is rounded once."""
+def high_precision_with_a_bias_of_zeros(product: Product) -> Product:
+    """A product in high precision is added to a bias of zeros where there is none."""
 
     def other(a: Tensor, b: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        with torch.autocast(a.device.type, enabled=False):
-            wide = None if bias is None else bias.float()
-            out = product(a.float(), b.float(), wide, torch.float32)
-        return out.to(out_dtype)
+        zeros = torch.zeros(b.shape[0], dtype=out_dtype, device=b.device)
+        return product(a, b, zeros if bias is None else bias, out_dtype)
 
     return other
 

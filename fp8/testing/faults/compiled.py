@@ -72,8 +72,9 @@ def branch_on_the_values(cast: Function) -> Function:
 
     def wrong(x: Tensor, format: Format) -> Tensor:
         if torch.isnan(x).any():
-            return cast(torch.nan_to_num(x, nan=float("nan")), format)
-        return cast(x, format)
+            x = torch.nan_to_num(x, nan=float("nan"))
+        out: Tensor = cast(x, format)
+        return out
 
     return wrong
 
