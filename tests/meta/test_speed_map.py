@@ -113,6 +113,14 @@ def test_the_picture_says_what_the_cells_say() -> None:
     assert [text.get_text() for text in shown["reference[torch], rowwise, compiled"].texts] == ["?"]
 
 
+def test_what_was_measured_vaguely_has_no_number() -> None:
+    (one, *_) = MEASUREMENTS
+    vague = {**one, "value": {**one["value"], "sd": 0.2}}
+    (panel,) = speed_map(Record(ENVIRONMENT, {}, (vague,))).panels
+    assert panel.cells[WIDE, 8192].ratio is None
+    assert panel.cells[WIDE, 8192].verdict == "PASS"
+
+
 def test_alike_is_white() -> None:
     record = Record({}, {}, (timing(1.0, "t", "tensorwise", "eager", (8192, 4096, 4096)),))
     (axes, *_) = figure(speed_map(record)).axes
