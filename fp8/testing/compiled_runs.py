@@ -1,7 +1,8 @@
 """Running something compiled: one graph or the list of what broke it, and the result.
 
-A callable is compiled with fullgraph, so that a break is an error; the error is then explained by
-compiling once more without, which lists every break rather than the first.
+It is compiled as users do, without fullgraph: a break then shows, with all the others, where
+fullgraph would stop at the first, and would take `.item()` into the graph, which waits for the
+device all the same. No break, and so many graphs as are due, is what fullgraph promises.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch._dynamo.exc import Unsupported
 
 from fp8.testing.compilations import watched
 
@@ -25,8 +25,8 @@ Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def compiling(backend: Any, **options: Any) -> Compile:
-    """torch.compile with these options, one graph or an error."""
-    return partial(torch.compile, backend=backend, fullgraph=True, **options)
+    """torch.compile with these options."""
+    return partial(torch.compile, backend=backend, **options)
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,18 +58,9 @@ def in_graphs(
     """
     __tracebackhide__ = True
     with watched() as seen:
-        try:
-            ran, result = judge.attempt(
-                "P10", "compiles", partial(_passing_breaks, run, compiling(backend, **options))
-            )
-        except _BrokenError as broken:
-            ran, found = judge.attempt("P10", "compiles", partial(_breaks, run, backend, options))
-            breaks: list[str] = (found if ran else []) or [str(broken.__cause__)]
-            judge.true("P10", "no graph break", False, _listed("graph breaks", breaks))
-            return None
+        ran, result = judge.attempt("P10", "compiles", partial(run, compiling(backend, **options)))
         if not ran:
             return None
-        judge.true("P10", "no graph break", not seen.breaks, _listed("graph breaks", seen.breaks))
         count_graphs(judge, seen, graphs, reason)
     found: Result = result
     return found
@@ -78,6 +69,7 @@ def in_graphs(
 def count_graphs(judge: Judge, seen: Compilations, graphs: int, reason: str) -> None:
     """Judge how many graphs there are by now; a failure names the guards that failed."""
     __tracebackhide__ = True
+    judge.true("P10", "no graph break", not seen.breaks, _listed("graph breaks", seen.breaks))
     judge.true(
         "P10",
         "number of graphs",
@@ -85,23 +77,6 @@ def count_graphs(judge: Judge, seen: Compilations, graphs: int, reason: str) -> 
         f"expected {graphs} ({reason}), got {seen.graphs}\n  "
         + _listed("recompilations", seen.recompilations),
     )
-
-
-class _BrokenError(BaseException):
-    """There is a graph break. No Exception, so that an attempt lets it pass."""
-
-
-def _passing_breaks(run: Callable[[Compile], Result], compiler: Compile) -> Result:
-    try:
-        return run(compiler)
-    except Unsupported as error:
-        raise _BrokenError from error
-
-
-def _breaks(run: Callable[[Compile], object], backend: Any, options: dict[str, Any]) -> list[str]:
-    with watched() as seen:
-        run(partial(torch.compile, backend=backend, fullgraph=False, **options))
-        return seen.breaks
 
 
 def _listed(what: str, found: list[str]) -> str:
