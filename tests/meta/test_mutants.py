@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -253,3 +254,16 @@ def test_survivors_are_tried_again_alone():
     assert [r.killed_by for r in both.results] == ["test_it", "test_new", ""]
     assert both.seconds == 1.0 + after.seconds
     assert both.left_out == before.left_out
+
+
+def test_the_page_explains_survivors_as_the_table_does():
+    page = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
+    known = mutants.known()
+    rows = page.partition("| where | line | becomes | why it survives |")[2].splitlines()[2:]
+    assert rows
+    for row in rows:
+        _, where, line, becomes, why, _ = (
+            cell.replace("\\|", "|").strip(" `") for cell in re.split(r"(?<!\\)\|", row)
+        )
+        module, _, name = where.partition(".")
+        assert known[module, name, line, becomes] == why
