@@ -138,8 +138,7 @@ def close_as(judge, check: str, got: Tensor, expected: Tensor, least: float) -> 
     judge.true("P09", check, measured >= least, message)
 
 
-@pytest.mark.thorough
-@pytest.mark.law("P09", "P10")
+@pytest.mark.law("P09", "P10")  # not `thorough`: an expectation's example, which quick must find
 def test_block(target, recipe, judge, fp8_seed):
     """A transformer block, where more can be fused, has eager's bits."""
     judge.example(recipe=recipe, dtype="bfloat16", backend="inductor", model="block")
