@@ -76,6 +76,13 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
         raise pytest.Collector.CollectError(msg)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Don't collect other folders when ``-m`` names one: that imports whatever they test."""
+    asked, folder = config.option.markexpr, _folder(collection_path)
+    other = asked in FOLDERS and folder in FOLDERS and folder != asked
+    return True if other else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Add the marker of the test's folder."""
     folder = _folder(item.path)
@@ -106,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _folder(path: Path) -> str | None:
     """The folder under tests/ that a test is in."""
-    return path.relative_to(_TESTS).parts[0] if path.is_relative_to(_TESTS) else None
+    return path.relative_to(_TESTS).parts[0] if _TESTS in path.parents else None
 
 
 def _option(config: pytest.Config, name: str) -> str | None:

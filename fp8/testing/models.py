@@ -169,12 +169,16 @@ def mlp_batch(target: Target, *, dtype: str, seed: int = 2) -> tuple[Tensor, Ten
 
 
 def one_pass(model: nn.Module, x: Tensor, g: Tensor) -> Pass:
-    """Forward and backward of `model` at x with grad_output g; gradients start from nothing."""
+    """Forward and backward of `model` at x with grad_output g; gradients start from nothing.
+
+    Parameters of a compiled module have the names that they have in the module itself.
+    """
     model.zero_grad(set_to_none=True)
     x = x.detach().requires_grad_()
     y = model(x)
     y.backward(g.to(y.dtype))
-    return Pass(y.detach(), x.grad, {n: p.grad for n, p in model.named_parameters()})
+    gradients = {n.replace("_orig_mod.", ""): p.grad for n, p in model.named_parameters()}
+    return Pass(y.detach(), x.grad, gradients)
 
 
 def fresh_mlp(target: Target, recipe: str, dtype: str, state: Mapping[str, Tensor]) -> nn.Module:

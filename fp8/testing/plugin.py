@@ -89,12 +89,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             raise pytest.Collector.CollectError(msg)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Look for the examples of the expectations before anything is deselected."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Look for the examples of the expectations before anybody's hook deselects anything."""
     chosen_by_name = any("::" in argument for argument in config.args)
     if config.stash[_OPTIONS].asked and not chosen_by_name:
         _session(config).look_for_examples(items)
+    return (yield)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -119,16 +119,11 @@ def test_float32(target, recipe, judge, fp8_seed):
     if got is None:
         return
     for name, expected in run(as_it_is).tensors().items():
-        ours = unwrapped(got)[name]
+        ours = got.tensors()[name]
         if name == "grad 0.bias":
             close_as(judge, f"{name} compiled", ours, expected, FLOAT32_SUM_SQNR)
         else:
             judge.bitwise("P09", f"{name} compiled", ours, expected)
-
-
-def unwrapped(found: models.Pass) -> dict[str, Tensor | None]:
-    """The tensors of a compiled module's pass, by the names that they have in the module itself."""
-    return {name.replace("_orig_mod.", ""): tensor for name, tensor in found.tensors().items()}
 
 
 def close_as(judge, check: str, got: Tensor, expected: Tensor, least: float) -> None:
@@ -138,7 +133,8 @@ def close_as(judge, check: str, got: Tensor, expected: Tensor, least: float) -> 
     judge.true("P09", check, measured >= least, message)
 
 
-@pytest.mark.law("P09", "P10")  # not `thorough`: an expectation's example, which quick must find
+@pytest.mark.thorough
+@pytest.mark.law("P09", "P10")
 def test_block(target, recipe, judge, fp8_seed):
     """A transformer block, where more can be fused, has eager's bits."""
     judge.example(recipe=recipe, dtype="bfloat16", backend="inductor", model="block")
@@ -148,8 +144,7 @@ def test_block(target, recipe, judge, fp8_seed):
         got = in_graphs(judge, run, backend="inductor")
     if got is None:
         return
-    for name, expected in run(as_it_is).tensors().items():
-        judge.bitwise("P09", f"{name} compiled", unwrapped(got)[name], expected)
+    models.same_pass(judge, "P09", "compiled", got, run(as_it_is))
 
 
 @pytest.mark.thorough
@@ -163,5 +158,5 @@ def test_fused(target, recipe, judge, fp8_seed):
     if got is None:
         return
     for name, expected in run(as_it_is).tensors().items():
-        close_as(judge, f"{name} compiled", unwrapped(got)[name], expected, FUSED_SQNR)
-        judge.record(f"{recipe} {name} fused", sqnr(unwrapped(got)[name], expected), "sqnr")
+        close_as(judge, f"{name} compiled", got.tensors()[name], expected, FUSED_SQNR)
+        judge.record(f"{recipe} {name} fused", sqnr(got.tensors()[name], expected), "sqnr")

@@ -57,12 +57,11 @@ def test_steps(target, recipe, mlp, judge, fp8_seed):
     """Five steps of training, new weights and gradients set to None in between, are one graph."""
     judge.example(recipe=recipe, dtype="bfloat16")
     optimizer = torch.optim.SGD(mlp.parameters(), lr=0.1)
+    tokens = models.aligned(target, 36)
     with watched() as seen:
         compiled = compiling("aot_eager")(mlp)
         for step in range(STEPS):
-            if not one_step(
-                judge, compiled, target, models.aligned(target, 36), 80 + step + fp8_seed
-            ):
+            if not one_step(judge, compiled, target, tokens, 80 + step + fp8_seed):
                 return
             optimizer.step()
             optimizer.zero_grad()
@@ -102,8 +101,10 @@ def test_depth(target, recipe, judge, fp8_seed):
     )
     with watched() as seen:
         for layer in model:
-            layer.compile(backend="aot_eager", fullgraph=True)
-        model(x.requires_grad_()).backward(g)
+            layer.compile(backend="aot_eager")
+        ran, _ = judge.attempt("P10", "compiles", lambda: model(x.requires_grad_()).backward(g))
+        if not ran:
+            return
         count_graphs(judge, seen, 1, f"for {DEPTH} layers of one kind")
 
 

@@ -118,3 +118,43 @@ def test_profiles_and_seeds(project: Run, pytester: pytest.Pytester) -> None:
     assert seen("--fp8-profile=quick", "--fp8-seed=5") == seeded
     drawn = {quick[4], seeded[4], seen("--fp8-profile=quick", "--fp8-seed=6")[4]}
     assert len(drawn) == 3
+
+
+def test_other_folders_are_not_collected(project: Run, pytester: pytest.Pytester) -> None:
+    add(pytester, "tests/numerics/test_numerics.py")
+    add(pytester, "tests/compile/test_compile.py", "import not_installed_here\n")
+    project("-m", "numerics").assert_outcomes(passed=1)
+    project().assert_outcomes(errors=1)
+
+
+EXPECTED = """
+schema = 1
+[[expectation]]
+id = "known"
+target = "fake:target"
+law = "P05"
+check = "y"
+reason = "a reason"
+link = "https://example.org"
+expires = 2100-01-01
+example = "tests/numerics/test_numerics.py::{name}[fake:target]"
+"""
+THOROUGH = """
+import pytest
+@pytest.mark.thorough
+def test_long(target):
+    pass
+def test_short(target):
+    pass
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("test_long", 0), ("test_missing", 1)])
+def test_an_example_that_quick_leaves_out_is_there(
+    project: Run, pytester: pytest.Pytester, name: str, status: int
+) -> None:
+    add(pytester, "tests/numerics/test_numerics.py", THOROUGH)
+    (pytester.path / "expectations.toml").write_text(EXPECTED.format(name=name), encoding="utf-8")
+    result = project("--fp8-profile=quick")
+    result.assert_outcomes(passed=1, deselected=1)
+    assert result.ret == status

@@ -10,16 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fp8.testing.perf.benches import (
-    Accumulations,
-    Bias,
-    Casts,
-    Ceilings,
-    Linears,
-    NewTokens,
-    Products,
-    Steps,
-)
+from fp8.testing.perf.benches import Casts, Ceilings, Linears, Products, Steps
+from fp8.testing.perf.regime_benches import Accumulations, Bias, NewTokens
 from fp8.testing.perf.scenarios import BLOCK, SCENARIOS
 
 if TYPE_CHECKING:

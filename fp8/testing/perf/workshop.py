@@ -20,17 +20,9 @@ from fp8.formats import E4M3FN
 from fp8.quantize import Operand, Quantized
 from fp8.recipes import RECIPES
 from fp8.testing.perf import evidence
-from fp8.testing.perf.benches import (
-    Accumulations,
-    Bias,
-    Casts,
-    Ceilings,
-    Linears,
-    NewTokens,
-    Products,
-    Steps,
-)
+from fp8.testing.perf.benches import Casts, Ceilings, Linears, Products, Steps
 from fp8.testing.perf.llama import LlamaBlock
+from fp8.testing.perf.regime_benches import Accumulations, Bias, NewTokens
 from fp8.testing.timing import kernels
 from fp8.testing.timing.operands import Rotated, enough
 
